@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from landmark.config.saved import trained_with
+from landmark.config.saved import RUN, trained_with
 from landmark.data import load_tokenizer
 from landmark.models import load as load_model
 from landmark.utils.errors import UserError
@@ -38,9 +38,7 @@ def load(
 
 def tokenizer_of(folder: Path) -> "Tokenizer":
     """The tokenizer that a run was trained with. Raises UserError where the folder does not say which one that is."""
-    wanted = read_json(folder / "run.json", {"tokenizer": str}, "train the run again, which writes it anew")[
-        "tokenizer"
-    ]
+    wanted = read_json(folder / RUN, {"tokenizer": str}, "train the run again, which writes it anew")["tokenizer"]
     config = trained_with(folder)
     if config is None:
         raise UserError(f"{folder} does not say which tokenizer it was trained with: open it with landmark.models.load")

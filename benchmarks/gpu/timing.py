@@ -74,7 +74,7 @@ def _on_device(function: Callable[[], object], host: float, cache: torch.Tensor)
 
 
 def lines(
-    setting: str, times: Mapping[str, Times], against: str, targets: Mapping[str, Target] | None = None, **more: object
+    setting: str, times: Mapping[str, Times], against: str, targets: Mapping[str, Target] | None = None
 ) -> list[Line]:
     """A line for each competitor: medians and quartiles in milliseconds, and ratios taken round by round.
 
@@ -83,7 +83,6 @@ def lines(
         times: by competitor.
         against: the competitor that the others are compared with.
         targets: bounds on the ratios of device times, by competitor; None: there are none.
-        more: for every line.
     """
     found = []
     for name, of_name in times.items():
@@ -101,7 +100,6 @@ def lines(
                 "against": against,
                 "ratio": _rounded(ratio),
                 **verdict,
-                **more,
             }
         )
     return found

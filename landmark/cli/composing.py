@@ -25,7 +25,7 @@ from landmark.config import Config, register
 from landmark.config.command_line import PROGRAM, own_folder
 from landmark.config.rows import compose_job
 from landmark.config.schema import GROUPS
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import open_written
 from landmark.utils.source_tree import CONF
 
@@ -121,7 +121,7 @@ class _OwnSource(FileConfigSource):
                         raise UserError(f"{path}: has an alias (*NAME), or is nested too deep: repeat the lines")
             return super().load_config(config_path)
         except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
+            raise UserError(f"{path} cannot be read: {in_one_line(error)[:300]}") from error
 
 
 def config_loader() -> ConfigLoader:

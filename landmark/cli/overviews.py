@@ -14,7 +14,7 @@ from landmark.config.command_line import override_key, program
 from landmark.config.schema import TASKS
 from landmark.experiment import plan
 from landmark.experiment.jobs import Job
-from landmark.experiment.launches import describe, lines_of, rows_without_launch, states_of, unfinished
+from landmark.experiment.launches import Launch, describe, lines_of, rows_without_launch, states_of, unfinished
 from landmark.experiment.processes import device_count
 from landmark.experiment.records import Contents
 from landmark.results.page import as_html, page_content
@@ -99,9 +99,9 @@ def show_plan(command: Command) -> None:
     for job in jobs:
         vocab_size = runner.inputs.tokenizer(job.config).vocab_size
         is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
-        if (run := job.run.training) is not None:
+        if (run := job.run.training) is not None and f"run {run.folder.name}" not in costs:
             name, is_trained = run.folder.name, job.is_known and runner.records.find("runs", run.id) is not None
-            costs.setdefault(f"run {name}", plan.run_cost(name, run.config, vocab_size, is_trained))
+            costs[f"run {name}"] = plan.run_cost(name, run.config, vocab_size, is_trained)
         tokens = _split_tokens(command, job)
         title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
         costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)
@@ -171,13 +171,13 @@ def show_report(command: Command) -> None:
     config, records = command.config, command.runner.records
     experiment = config.name if command.is_experiment else None
     contents = records.read_all()
-    launches = command.launches(contents)
+    launches = every = command.launches(contents)
     if experiment:
         asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_REPORT, *config.grid)}
         launches = [each for each in launches if each.experiment == experiment and asked <= {*each.overrides}]
     content = page_content(contents, launches, others=experiment is None)
     if not content["sections"]:
-        raise UserError(_nothing(command, contents))
+        raise UserError(_nothing(command, contents, every))
     if not experiment and not command.asks_for_all:
         print(f"the page covers everything in {records.output}: no +experiment is named")
     path = records.output / (f"report-{experiment}.html" if experiment else "report.html")
@@ -185,12 +185,12 @@ def show_report(command: Command) -> None:
     print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
 
 
-def _nothing(command: Command, contents: Contents) -> str:
+def _nothing(command: Command, contents: Contents, launches: Sequence[Launch]) -> str:
     """A message: of what there are no records, and of what there are some."""
     place, name = command.runner.output, command.config.name
     if not command.is_experiment or not contents.rows:
         return f"{place}: there are no records to report"
-    others = [each for each in command.launches(contents) if each.experiment == name and each.found(contents)]
+    others = [each for each in launches if each.experiment == name and each.found(contents)]
     if others:
         known = "; ".join(each.settings for each in others)
         return f"{place}: {name} has no records with these settings, but with others: {known}"

@@ -32,7 +32,7 @@ from landmark.config.command_line import PROGRAM, StartedJob, begin, is_of_hydra
 from landmark.config.composer import Composer, one_line, parse
 from landmark.config.rows import cell_name, compose_job, named
 from landmark.config.schema import GROUPS
-from landmark.utils.errors import NoEffect, UserError, counted
+from landmark.utils.errors import NoEffect, UserError, counted, in_one_line
 from landmark.utils.team import started_together
 from landmark.utils.trust import check_plain
 
@@ -62,7 +62,7 @@ def attempt(job: StartedJob, carry_out: CarryOut) -> Outcome:
         raise SystemExit(report(error)) from None
     except Exception as error:
         code, message = report(error), said(error)
-        return Outcome(message or f"{type(error).__name__}: {' '.join(str(error).split())}", code)
+        return Outcome(message or f"{type(error).__name__}: {in_one_line(error)}", code)
     return Outcome()
 
 
@@ -87,7 +87,7 @@ class Joblib(Basic):
         try:
             done: Any = joblib.Parallel(self.n_jobs)(joblib.delayed(_Elsewhere(carry_out))(job) for job in jobs)
         except RuntimeError as error:  # of a process that was killed, with which the others end
-            raise UserError(f"{_GROUP}: {' '.join(str(error).split())}") from error
+            raise UserError(f"{_GROUP}: {in_one_line(error)}") from error
         return list(done)
 
 
@@ -119,13 +119,13 @@ class SubmititLocal(Basic):
             submitted = executor.map_array(_Elsewhere(carry_out), jobs)
             print(f"{len(jobs)} jobs are submitted, they print into {logs}/.submitit")
         except (RuntimeError, FailedJobError) as error:  # of a machine without Slurm, or of sbatch
-            raise UserError(f"{_GROUP}: {' '.join(str(error).split())}") from error
+            raise UserError(f"{_GROUP}: {in_one_line(error)}") from error
         outcomes = []
         for job in submitted:
             try:
                 outcomes.append(job.results()[0])
             except (FailedJobError, UncompletedJobError) as error:
-                outcomes.append(Outcome(" ".join(str(error).split()), code=2))
+                outcomes.append(Outcome(in_one_line(error), code=2))
         return outcomes
 
 
@@ -239,7 +239,7 @@ def sweep(
     composer = Composer(compose_job)
     words = _checked_jobs(overrides, swept, composer)
     values = [{_key(word): word.partition("=")[2] for word in job if _key(word) in swept} for job in words]
-    shown = [" ".join(word for word in job if _key(word) in swept) or " ".join(job) for job in words]
+    shown = [_varied(job, swept) for job in words]
     jobs = [
         replace(command, words=job, name=cell_name(each) or PROGRAM, number=number)
         for number, (job, each) in enumerate(zip(words, values))
@@ -253,7 +253,7 @@ def sweep(
         if fixed.task == "auto" and not has_tables and (team is None or team.rank == 0):
             if not named(fixed):
                 tables.show_sweep(fixed, command.words, values)
-            elif all(each.is_discrete_sweep() and key in ("row", *fixed.grid) for key, each in swept.items()):
+            elif all(key in ("row", *fixed.grid) for key in swept):
                 run(replace(fixed, task="table"), command.words)
     finally:
         _end({line: outcome for line, outcome in zip(shown, outcomes) if outcome.error is not None})
@@ -263,8 +263,14 @@ def _check_swept(swept: Collection[Override]) -> None:
     for each in swept:
         if not each.is_discrete_sweep():
             raise UserError(f"{each.input_line}: has no list of values")
-        if isinstance(each.value(), Glob) and not [*each.sweep_string_iterator()]:
-            raise UserError(f"{each.input_line}: matches nothing in conf/{each.key_or_group}")
+        if not [*each.sweep_string_iterator()]:
+            of_glob = f"matches nothing in conf/{each.key_or_group}"
+            raise UserError(f"{each.input_line}: {of_glob if isinstance(each.value(), Glob) else 'has no value'}")
+
+
+def _varied(job: Sequence[str], swept: Collection[str]) -> str:
+    """What a job has and others have not; all of it where that is nothing."""
+    return " ".join(word for word in job if _key(word) in swept) or " ".join(job)
 
 
 def _checked_jobs(overrides: Sequence[Override], swept: Collection[str], composer: Composer) -> list[list[str]]:
@@ -282,7 +288,7 @@ def _checked_jobs(overrides: Sequence[Override], swept: Collection[str], compose
         words, fault, without = _applying(job, swept, composer)
         left_out |= dict.fromkeys(without)
         if fault is not None:
-            faults[" ".join(word for word in words if _key(word) in swept) or " ".join(words)] = one_line(fault)
+            faults[_varied(words, swept)] = one_line(fault)
         kept.setdefault(tuple(words), words)
     if faults:
         said = "; ".join(f"{words}: {message}" for words, message in list(faults.items())[:_SHOWN])

@@ -47,16 +47,14 @@ def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str,
     Args:
         config: of the sweep without what it sweeps; by default its name is `sweep`.
         overrides: those of the command line.
-        jobs: of each the keys that are swept with its values; where there are none, nothing is shown.
+        jobs: of each the keys that are swept with its values.
     """
-    if not jobs:
-        return
     axes: dict[str, list[str]] = {key: [] for job in jobs for key in job}
     for key, values in axes.items():
         values += dict.fromkeys(job[key] for job in jobs if key in job)
     name = "sweep" if config.name == Config.name else config.name
     asked = [each for each in parse(overrides) if each.is_sweep_override()]
-    is_grid = all(each.is_discrete_sweep() for each in asked) and all(axes.keys() == job.keys() for job in jobs)
+    is_grid = all(axes.keys() == job.keys() for job in jobs)
     is_grid = is_grid and len(jobs) == math.prod(len({*each.sweep_string_iterator()}) for each in asked)
     if is_grid:
         figure = "heatmap" if len(axes) == 2 else "rows"

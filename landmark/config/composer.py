@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config.schema import GROUPS, TASKS, Config
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.source_tree import CONF
 
 _NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "full_key:", "reference_type=")
@@ -66,7 +66,7 @@ def _sets_a_value(override: Override) -> bool:
 def one_line(error: BaseException) -> str:
     """The message of an error and its cause in one line, without search paths; it suggests the nearest known key."""
     if isinstance(error, UserError):
-        return " ".join(str(error).split())
+        return in_one_line(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     parts = []

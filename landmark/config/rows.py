@@ -55,8 +55,6 @@ def compose_job(overrides: list[str]) -> DictConfig:
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
-        if override.key_or_group.partition(".")[0] == "start_run":
-            raise UserError(f"{override.input_line}: is filled in, name the row to start from by start=")
         if override.is_delete() and not override.key_or_group.startswith("rows."):
             raise UserError(f"{override.input_line}: no setting can be taken out, give it another value")
     try:
@@ -86,8 +84,9 @@ def select(
         raise UserError(f"row={config.row}: no such row ({known})")
     if config.seeds is not None and any(override.key_or_group == "seed" for override in parse(overrides)):
         raise UserError("seed: set on the command line, but seeds is set too; use one of them (seeds=null)")
+    listed = named(config) if config.compare else {}
     for title, pair in config.compare.items():
-        if len(pair) != 2 or any(name not in named(config) for name in pair):
+        if len(pair) != 2 or any(name not in listed for name in pair):
             raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
     if not texts and config.start is not None:
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
@@ -194,6 +193,8 @@ def _check_own(config: Config, overrides: Sequence[str]) -> None:
 
 
 def _row(name: str, config: Config, overrides: list[str], check: Check, cell: dict[str, str] | None = None) -> Row:
+    if config.start_run is not None:
+        raise UserError("start_run: is filled in, name the row to start from by start=")
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
     return Row(name, overrides, [replace(resolve(config), seed=seed, seeds=None) for seed in seeds], cell)

@@ -269,7 +269,7 @@ class Config:
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
     prompt_file: str | None = None  # task=chat too; -: standard input
     start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
-    start_run: dict[str, Any] | None = None  # configuration of that run, filled in
+    start_run: Any = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
     parts: dict[str, str] = field(default_factory=dict)  # what a choice in such braces adds: name to overrides
     grid: dict[str, list[Any]] = field(default_factory=dict)  # keys to values: rows for all combinations

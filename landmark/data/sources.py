@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.extensions import load_extension
 from landmark.utils.files import open_written
 
@@ -124,7 +124,7 @@ def _numbered_lines(corpus: str, place: str) -> Iterator[tuple[int, bytes]]:
                 if not line.isspace():
                     yield number, line
     except Exception as error:  # of many kinds: of the system, of gzip, of the hub
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         raise UserError(
             f"{corpus}: cannot read {place} from line {number + 1} on ({type(error).__name__}: {reason}): get it again"
             + ("" if "://" not in place else ", or set data.path to a local copy")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from landmark.utils.constants import LANDMARK
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import check_files, open_written
 from landmark.utils.landmark_token import new_landmark
 
@@ -308,7 +308,7 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
             check_files(folder)
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
     except Exception as error:  # of transformers and tokenizers, which raise many kinds for a damaged folder
-        detail = " ".join(str(error).split())[:200]
+        detail = in_one_line(error)[:200]
         raise UserError(f"tokenizer.file={folder}: holds no tokenizer that can be used here: {detail}") from error
     return PretrainedTokenizer(inner, f"tokenizer.file={folder}")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.config import Config
-from landmark.utils.errors import Diverged, OutOfTime, UserError
+from landmark.utils.errors import Diverged, OutOfTime, UserError, in_one_line
 from landmark.utils.team import Team, first_says, started_together
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _join(team: Team) -> None:
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
-            raise UserError(f"srun: {' '.join(str(error).split())}") from error
+            raise UserError(f"srun: {in_one_line(error)}") from error
         os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
         os.environ["RANK"] = str(team.rank)  # srun does not set it
     with _lost_in_one_line():

@@ -68,9 +68,9 @@ class Runner:
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise UserError where an evaluation does not fit its text, or a training its devices."""
-        for message in dict.fromkeys(large_vocabulary(job.config) for job in jobs if not self.is_trained(job.run)):
-            if message is not None:
-                _log.warning("%s", message)
+        unusual = ((large_vocabulary(job.config), job.run) for job in jobs)
+        for message in dict.fromkeys(message for message, run in unusual if message and not self.is_trained(run)):
+            _log.warning("%s", message)
         for job in jobs:
             self._check_text(job)
             run = job.run.training

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention import ContextMiss
+from landmark.attention.scoring import keep_best
 from landmark.config import SYNTHETIC, Config
 from landmark.data.evaluation_texts import segments
 from landmark.data.random_numbers import random_numbers
@@ -188,8 +189,8 @@ def landmark_attention_both_ways(
     has_gate = is_there[..., -1] & is_there[..., :-1].any(-1)
     tokens = scores[..., :-1].masked_fill(~is_there[:, None, None, :, :-1], -torch.inf)
     gates = scores[..., -1].masked_fill(is_own | ~has_gate[:, None, None], -torch.inf)
-    if top_k is not None and blocks > top_k:
-        gates = gates.masked_fill(gates < gates.topk(top_k, -1).values[..., -1:], -torch.inf)
+    if top_k is not None:
+        keep_best(gates, top_k, -1)
     # Softmax of each block; one without tokens has no weight, and no gate.
     of_blocks = tokens.masked_fill(~is_there[..., :-1].any(-1)[:, None, None, :, None], 0.0)
     if alpha:

@@ -103,4 +103,8 @@ def _register() -> dict[str, str]:
 
 
 ATTENTION = _register()
-FLASH = "flash_attention_"  # models with these get that of SDPA
+
+
+def with_landmarks(implementation: str) -> str | None:
+    """The registered name that takes an implementation's place; None: there is none. Flash attention's is SDPA's."""
+    return ATTENTION.get("sdpa" if implementation.startswith("flash_attention_") else implementation)

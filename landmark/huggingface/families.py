@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from landmark.huggingface.attention import ATTENTION, FLASH
+from landmark.huggingface.attention import ATTENTION, with_landmarks
 from landmark.utils.errors import UserError
 
 # Decoders that rotate heads, or their first channels, in pairs of element i and element i + r/2.
@@ -46,7 +46,7 @@ def check_model(model: Any) -> None:
         )
     if family == "llama4_text" and (turned := sorted(landmark_layers(model) - unrotated_layers(model))):
         raise UserError(f"{family}: layers {turned} have full attention and rotate neighbouring channels together")
-    if implementation not in ATTENTION and not implementation.startswith(FLASH):
+    if with_landmarks(implementation) is None:
         raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
     for name in ("attention_dropout", "use_bidirectional_attention"):
         if value := getattr(config, name, None):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import delete_leftovers, locked, read_json, sha256_file, write_json
 
 
@@ -62,7 +62,7 @@ def converted(file: Path) -> Path:
                 if not folder.is_dir():  # another process was faster
                     raise
     except (ImportError, ValueError, KeyError, OSError, NotImplementedError) as error:
-        detail = " ".join(str(error).split())[:200]
+        detail = in_one_line(error)[:200]
         missing = "pip install gguf" if isinstance(error, ImportError) else detail
         raise UserError(f"model.name={file}: cannot be converted: {missing}") from error
     finally:

@@ -14,7 +14,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
-from landmark.huggingface.attention import ATTENTION, LandmarkWindow
+from landmark.huggingface.attention import ATTENTION, LandmarkWindow, with_landmarks
 from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
@@ -177,7 +177,7 @@ class LandmarkModel(_Base):
         """Raise UserError for arguments that landmarks do not allow."""
         implementation = self.config._attn_implementation
         if implementation not in ATTENTION.values():
-            again = ATTENTION.get(implementation, ATTENTION["sdpa"])
+            again = with_landmarks(implementation) or ATTENTION["sdpa"]
             raise UserError(
                 f"attn_implementation={implementation} has no landmarks: call model.set_attn_implementation('{again}')"
                 ", or landmark.huggingface.unwrap(model) for the model without landmarks"
@@ -331,7 +331,7 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     implementation = str(model.config._attn_implementation)
     if implementation not in ATTENTION.values():
         check_model(model)
-        model.set_attn_implementation(ATTENTION.get(implementation, ATTENTION["sdpa"]))
+        model.set_attn_implementation(with_landmarks(implementation) or ATTENTION["sdpa"])
     setattr(model.config, SETTINGS, settings.saved())
 
 

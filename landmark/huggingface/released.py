@@ -22,7 +22,7 @@ from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.huggingface.wrapping import attach, embedding_weights
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import read_json
 
 BLOCK_SIZE = 50
@@ -102,5 +102,5 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             else:
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
         except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise UserError(f"{file} is damaged ({' '.join(str(error).split())[:200]}): get it again") from error
+            raise UserError(f"{file} is damaged ({in_one_line(error)[:200]}): get it again") from error
         yield from tensors.items()

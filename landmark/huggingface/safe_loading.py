@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import HASHES, check_files, read_hashes, read_json
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -48,7 +48,7 @@ def readable(folder: str | Path, what: str) -> Iterator[None]:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        detail = " ".join(str(error).split())[:300]
+        detail = in_one_line(error)[:300]
         raise UserError(
             f"{folder} holds no {what} that transformers can read: {detail or type(error).__name__}"
         ) from error

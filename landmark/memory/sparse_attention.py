@@ -129,7 +129,7 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     behind = groups * size - before - length
     grouped = F.pad(q, (0, 0, before, behind)).unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
     rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
-    far = tuple(how.far(start + tile * how.tile) for tile in range(groups * tiles))
+    far = tuple(number for group in range(groups) for number in [how.far(start + group * size)] * tiles)
     read = read_tiles if how.tiles_by is None or text.moves is not None else how.tiles_by
     out, lse, chosen = read(rows, grouped, text, start, far, (before, before + length), how)
     out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
@@ -288,7 +288,9 @@ def _copies(x: Tensor, places: Tensor, how: Reading) -> Tensor:
 def constant(numbers: Sequence[int], device: torch.device) -> Tensor:
     """A tensor of these numbers, made once for all layers. numbers: a tuple or a range."""
     with torch.inference_mode(False):
-        return torch.tensor(list(numbers), device=device)
+        if isinstance(numbers, range):
+            return torch.arange(numbers.start, numbers.stop, numbers.step, device=device)
+        return torch.tensor(numbers, device=device)
 
 
 def shares_of_blocks(q: Tensor, text: Text, start: int, lse: Tensor, blocks: Tensor, how: Reading) -> Tensor:

@@ -191,10 +191,8 @@ class SummaryMemory:
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
             stored = [x.to(q.device, non_blocking=True) for x in stored]
         for first, count, is_far, moves in self._parts(layer, start, length, how, q.device.type):
-            text, part = (
-                Text(stored[0], stored[1], stored[2], moves),
-                queries[:, :, first - start : first - start + count],
-            )
+            text = Text(stored[0], stored[1], stored[2], moves)
+            part = queries[:, :, first - start : first - start + count]
             out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:

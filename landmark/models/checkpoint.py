@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from landmark.models.config import DecoderConfig, Vocabulary, decoder_config
 from landmark.models.decoder import Decoder
 from landmark.models.language_model import LanguageModel
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.extensions import extension_with, load_extension
 from landmark.utils.files import (
     HASHES,
@@ -186,7 +186,7 @@ def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageM
     try:
         model.load_state_dict(from_authors_names(weights))
     except RuntimeError as error:
-        detail = " ".join(str(error).split())
+        detail = in_one_line(error)
         raise UserError(f"{folder / WEIGHTS} does not fit {folder / CONFIG}: {detail}") from error
     return model
 

@@ -26,6 +26,8 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor |
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     scale = counted.to(torch.promote_types(dtype, torch.float32))
     scale = scale if weights is None else scale * weights
+    if not torch.is_grad_enabled():  # a Function does not look
+        hidden, weight = hidden.detach(), weight.detach()
     loss = _HeadLoss.apply(hidden.to(dtype).flatten(0, 1), weight.to(dtype), targets.flatten(), scale.flatten())
     assert isinstance(loss, Tensor)
     return loss, counted.sum()
@@ -36,17 +38,19 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=scale.dtype)
-        loss = scale.new_zeros(())
+        loss, gradients = scale.new_zeros(()), None
+        if any(ctx.needs_input_grad):
+            gradients = torch.empty_like(hidden), torch.zeros_like(weight, dtype=scale.dtype)
         together = max(1, AT_ONCE // len(weight))
         for start in range(0, len(hidden), together):
             rows = slice(start, start + together)
             logits = hidden[rows] @ weight.T
             loss += losses_and_gradients(logits, targets[rows], scale[rows]).sum()
-            if any(ctx.needs_input_grad):
-                d_hidden[rows] = logits @ weight
-                d_weight += logits.T @ hidden[rows]
-        ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
+            if gradients is not None:
+                gradients[0][rows] = logits @ weight
+                gradients[1].add_(logits.T @ hidden[rows])
+        if gradients is not None:
+            ctx.save_for_backward(gradients[0], gradients[1].to(weight.dtype))
         return loss
 
     @staticmethod

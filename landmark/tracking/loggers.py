@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_only
 
 from landmark.config.schema import Config
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.metrics_csv import metrics_so_far
 from landmark.utils.setting import flat
 
@@ -40,7 +40,7 @@ def of_service(config: Config, folder: Path) -> list[Logger]:
     except ModuleNotFoundError as error:
         raise UserError(f"logger={name}: is not installed, pip install {name}") from error
     except Exception as error:  # of a service: an address that is none, a server that does not answer
-        raise UserError(f"logger={name}: {' '.join(str(error).split())}") from error
+        raise UserError(f"logger={name}: {in_one_line(error)}") from error
 
 
 class WholeHistory(WandbLogger):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from landmark.config.saved import RUN
 from landmark.config.schema import POSITION_BIN, Config
 from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
 from landmark.utils.files import HASHES, read_hashes, read_json
@@ -163,8 +164,8 @@ def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
 
 def of_run(identity: str, folder: Path, weights: bool) -> "Artifact":
     """The model in the folder of a run. weights: upload them; else only their path and checksum are recorded."""
-    trained = (folder / "run.json").is_file()  # else an untrained model of transformers
-    settings = read_json(folder / "run.json") if trained else {}
+    trained = (folder / RUN).is_file()  # else an untrained model of transformers
+    settings = read_json(folder / RUN) if trained else {}
     artifact = _with_metadata(f"run-{identity}", "model", {"identity": identity, **settings}, "identity.json")
     if trained:
         for path in sorted(folder / name for name in (HASHES, *read_hashes(folder, ()))):

@@ -23,7 +23,7 @@ from landmark.training.measurement_callback import MeasurementCallback
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.extensions import hook
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.hardware import reset_peak_memory
@@ -131,7 +131,7 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
             **arguments,
         )
     except MisconfigurationException as error:
-        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+        raise UserError(f"trainer: {in_one_line(error)}") from error
 
 
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:

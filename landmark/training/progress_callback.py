@@ -1,6 +1,5 @@
 """The callback that shows the progress of a training: a bar on a terminal, elsewhere a line every 15 seconds."""
 
-import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from landmark.training.lightning_module import ends_step
 from landmark.training.measurement_callback import MeasurementCallback
+from landmark.utils.progress import bar_width
 
 SECONDS_BETWEEN_LINES = 15.0
 SLOW, SLOW_FOR = 1 / 3, 3  # of the highest rate so far; measurements in a row that are below it
@@ -42,7 +42,7 @@ class ProgressCallback(Callback):
                 total=self.measurements.steps,
                 initial=trainer.global_step,
                 unit="step",
-                ncols=shutil.get_terminal_size((120, 24)).columns,  # where the terminal says 0, too
+                ncols=bar_width(),
                 file=self.stream,
             )
         else:

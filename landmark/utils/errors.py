@@ -9,6 +9,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
+def in_one_line(error: BaseException) -> str:
+    """The message of an error, its white space as single spaces."""
+    return " ".join(str(error).split())
+
+
 class UserError(ValueError):
     """Bad input. The message, one line, names the fault, its place and the remedy."""
 

@@ -90,7 +90,9 @@ train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 trainer.strategy=zzz → trainer.strategy=zzz: must be one of auto, ddp, fsdp
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
-start_run={a:1} → start_run={a:1}: is filled in, name the row to start from by start=
+start_run={a:1} → start_run: is filled in, name the row to start from by start=
+"+rows.a='start_run={a:1}'" → start_run: is filled in, name the row to start from by start=
+-m seed=range(5,1) → seed=range(5,1): has no value
 seeds=[[1]] → seeds=[[1]]: must be a list of single values
 ~train → ~train: no setting can be taken out, give it another value
 plan → plan: is no setting, write task=plan

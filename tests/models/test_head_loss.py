@@ -29,6 +29,8 @@ def test_loss_and_gradients_are_those_of_all_logits(way, weighted, vocabulary):
     expected, counted = summed_loss(hidden @ weight.T, targets, weights)
     assert int(count) == int(counted) == 8
     torch.testing.assert_close(loss, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(parts.head_loss(hidden, weight, targets, weights)[0], expected)
     for found, right in zip(*(torch.autograd.grad(x * 0.3, (hidden, weight)) for x in (loss, expected)), strict=True):
         torch.testing.assert_close(found, right)
 

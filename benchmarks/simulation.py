@@ -278,8 +278,8 @@ python run.py -m +experiment=table1_pg19,table2_granularity,sweep_k_local,figure
 ```
 
 A training reads 131 M tokens with 2000 steps. `trainer.budget` counts minutes from the start of the command. When they
-are over, the training at work ends with a checkpoint. A row of a table is given up as soon as its rate says that it
-would not end in time. The command then ends with exit code 124, and the same command goes on from records and
+are over, the training at work ends with a checkpoint. A row of a table is stopped as soon as it would miss the budget
+at its speed so far. The command then ends with exit code 124, and the same command goes on from records and
 checkpoints, as it does after a kill. Leave half a minute between the budget and the limit of a job, for the checkpoint
 and the start. Rows whose model is trained come before further trainings.
 
@@ -291,7 +291,7 @@ same command with `task=table` makes them there, without weights and without a G
 ```sh
 mkdir package; git archive HEAD | tar x -C package              # this project, 14 MB
 python run.py +experiment=table1_pg19 size=small data.path=DIR tokenizer.file=gpt2.tiktoken task=prepare
-tar cJf package/books.tar.xz -C outputs/data/pg19-gpt2-* .      # ids of 16 bits; 36 MB for 35.5 M tokens
+tar cJf package/books.tar.xz -C outputs/data/pg19-gpt2-* .      # ids of 16 bits; 35.5 M tokens in 36 MB
 cp gpt2.tiktoken package                                        # 2 MB
 pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 \\
     altair jsonschema jsonschema-specifications referencing rpds-py   # 2 MB, beside PyTorch, Triton and Lightning
@@ -300,9 +300,9 @@ pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-
 There, `pip install --no-index --no-deps --target site wheels/*.whl`, `export PYTHONPATH=site`, and unpack the books
 into a folder `books`. A folder that was prepared elsewhere is a `data.path`.
 
-**A training step, by counting.** No GPU has run this yet; the rate in tokens/s is to be measured. The counts are of
-PyTorch's operators that start a kernel, with bfloat16 autocast. Kernels of `torch.compile` are counted in the code that
-it writes. Bytes follow from the sizes of the tensors.
+**A training step, by counting.** No GPU has run this command yet, or the code of the column "now". Its rate in tokens/s
+is to be measured. The counts are of PyTorch's operators that start a kernel, with bfloat16 autocast. Kernels of
+`torch.compile` are counted in the code that it writes. Bytes follow from the sizes of the tensors.
 
 | a step | before | now | and `trainer.compile=true` |
 | --- | ---: | ---: | ---: |

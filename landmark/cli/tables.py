@@ -1,7 +1,6 @@
-"""What was measured: `table` prints and draws the rows that have a record, `card` writes a model card."""
+"""`task=table`: print and draw the rows that have a record."""
 
 import hashlib
-import math
 import shlex
 import shutil
 import sys
@@ -14,19 +13,13 @@ from pathlib import Path
 from landmark.cli.command import Command
 from landmark.config import Config
 from landmark.config.command_line import override_key, program
-from landmark.config.composer import parse
 from landmark.config.rows import cell_name
-from landmark.experiment.identity import digest
-from landmark.experiment.jobs import folder_of, read_run
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
 from landmark.results import render, tables
-from landmark.results.columns import provenance_of
 from landmark.results.paper import read_paper
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic
-from landmark.utils.setting import flat
 
 _NAMED = 13  # rows without a record that are named; experiments have up to 151
 
@@ -42,28 +35,19 @@ def show_records(command: Command) -> None:
 
 
 def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
-    """The same of a sweep without an experiment: a row for each job, of two axes also a heat map.
+    """The same of a sweep without an experiment: a row for each job.
 
     Args:
         config: of the sweep without what it sweeps; by default its name is `sweep`.
         overrides: those of the command line.
         jobs: of each the keys that are swept with its values.
     """
-    axes: dict[str, list[str]] = {key: [] for job in jobs for key in job}
-    for key, values in axes.items():
-        values += dict.fromkeys(job[key] for job in jobs if key in job)
+    swept = {key for job in jobs for key in job}
+    rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
     name = "sweep" if config.name == Config.name else config.name
-    asked = [each for each in parse(overrides) if each.is_sweep_override()]
-    is_grid = all(axes.keys() == job.keys() for job in jobs)
-    is_grid = is_grid and len(jobs) == math.prod(len({*each.sweep_string_iterator()}) for each in asked)
-    if is_grid:
-        figure = "heatmap" if len(axes) == 2 else "rows"
-        config = replace(config, name=name, task="table", grid=dict(axes), figure=figure)
-    else:
-        rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
-        config = replace(config, name=name, task="table", rows=rows)
-    given = overrides if is_grid else [word for word in overrides if override_key(word) not in axes]
-    show_records(replace(Command.of(config, given), overrides=overrides))
+    given = [word for word in overrides if override_key(word) not in swept]
+    command = Command.of(replace(config, name=name, task="table", rows=rows), given)
+    show_records(replace(command, overrides=overrides))
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
@@ -124,79 +108,3 @@ def _log(command: Command, table: tables.Table, launch: str, files: list[Path], 
     command.runner.tracker.table(command.config, identity, *render.plain(table), files, used)
     if mode(command.config.logger) == "offline":
         print(f"W&B: kept offline; `wandb sync {command.runner.output}/wandb/offline-run-*` uploads it")
-
-
-_USE = {
-    "transformers": """model, tokenizer = landmark.huggingface.load("{name}")  # a folder, or its name on the hub
-ids = tokenizer("A long text …", return_tensors="pt").input_ids
-answer = model.generate(ids, max_new_tokens=20)
-print(tokenizer.decode(answer[0, ids.shape[1] :]))""",
-    "landmark": """model, tokenizer = landmark.load("{name}")  # the folder that holds this file""",
-}
-
-
-def write_card(command: Command) -> None:
-    """Raises UserError where `run` names none, it has no record, or its folder has a README.md."""
-    if command.config.run is None:
-        raise UserError("task=card: name a trained run, run=latest, its name or its folder")
-    folder, records = folder_of(command.config, command.runner.inputs), command.runner.records
-    identity, path = digest(read_run(folder)), folder / "README.md"
-    if path.exists():
-        raise UserError(f"{path} is there already, perhaps with your changes: delete it to write it anew")
-    if (record := records.find("runs", identity)) is None:
-        raise UserError(f"{folder}: {records.output} has no record of this run; name the output= that has it")
-    rows = {}
-    for row in (each for each in records.read_all().rows.values() if each["settings"]["run"] == identity):
-        name = row["labels"]["row"]
-        rows[name if name not in rows else f"{name} ({row['id']})"] = [row]
-    library = "transformers" if (folder / "tokenizer_config.json").is_file() else "landmark"  # which opens the folder
-    write_atomic(path, model_card(folder.name, library, record, rows))
-    print(f"written: {path}, with {len(rows)} rows; its license is yours to fill in")
-
-
-def model_card(name: str, library: str, run: Record, rows: Mapping[str, Sequence[Record]]) -> str:
-    """The text of README.md beside a model.
-
-    Args:
-        name: of the run.
-        library: that opens it, `transformers` or `landmark`.
-        run: its record.
-        rows: records of what was evaluated, by the name of a row.
-    """
-    labels, results, made = run["labels"], run["results"], provenance_of(run)
-    size = f" of {results['parameters']:,} parameters" if "parameters" in results else ""
-    module = "landmark.huggingface" if library == "transformers" else "landmark"
-    measured = render.as_markdown(tables.build("evaluated", rows)) if rows else "Nothing was evaluated yet.\n"
-    settings = "\n".join(f"| {key} | {value} |" for key, value in flat(run["settings"]).items() if value is not None)
-    return f"""---
-# license: of the text it was trained on, and of the model it started from, decide it
-library_name: {library}
-pipeline_tag: text-generation
-tags: [landmark-attention, long-context]
----
-
-# {name}
-
-A model{size}, trained on {labels["data"]} (tokenizer {labels["tokenizer"]}, seed {labels["seed"]}) by the package
-landmark, after [Landmark Attention](https://arxiv.org/abs/2305.16300).
-
-```python
-import {module}
-
-{_USE[library].format(name=name)}
-```
-
-## Measured
-
-Validation perplexity at the end of the training: {results["validation_perplexity"]:.2f}.
-
-{measured}
-## Training
-
-{results["steps"]:,} steps at commit {made["commit"]} on {made["hardware"]} ({made["versions"]}), by
-`{made["command"]}`.
-
-| setting | value |
-|---|---|
-{settings}
-"""

@@ -35,7 +35,6 @@ TASKS = {  # what `task=` chooses, in place of training and evaluating
     "report": "one HTML page of all experiments with a record, or of those that the command line names",
     "status": "print what is done, running, stopped or missing, and the command that makes the rest",
     "dashboard": "a W&B workspace of an experiment's runs and rows, or of the whole project",
-    "card": "write a model card beside a trained run, as README.md, from its records",
 }
 
 
@@ -242,7 +241,7 @@ class GenerateConfig:
 class LoggerConfig:
     """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
-    service: str = one_of("wandb", "csv", "tensorboard", "mlflow")  # csv: nowhere else
+    service: str = one_of("wandb", "csv", "tensorboard")  # csv: nowhere else
     weights: bool = True  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
 
@@ -316,7 +315,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
     "positions": {"standard": {"p_jump": 1}, "jumps": {"p_jump": 100}},
-    "logger": {name: {"service": name} for name in ("wandb", "csv", "tensorboard", "mlflow")},
+    "logger": {name: {"service": name} for name in ("wandb", "csv", "tensorboard")},
     "trainer": {
         "auto": {"accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
         "cpu": {"accelerator": "cpu", "devices": 1},

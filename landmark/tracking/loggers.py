@@ -1,19 +1,16 @@
 """Lightning's loggers, which get the metrics of a training besides its CSV file."""
 
-import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from landmark.config.schema import Config
-from landmark.utils.errors import UserError, in_one_line
+from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import metrics_so_far
-from landmark.utils.setting import flat
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -21,26 +18,14 @@ if TYPE_CHECKING:
     from landmark.tracking.wandb_run import TolerantRun
 
 
-def of_service(config: Config, folder: Path) -> list[Logger]:
-    """The logger of TensorBoard or MLflow, where `logger.service` names one of them. folder: of the run.
-
-    MLflow's run is one of the server that MLFLOW_TRACKING_URI names, or of a database in the output folder.
-    Raises UserError where the service is not installed, or cannot be used.
-    """
-    name = config.logger.service
+def tensorboard(config: Config, folder: Path) -> list[Logger]:
+    """TensorBoard's logger in the folder of a run, where `logger=tensorboard`. Raises UserError if it is missing."""
+    if config.logger.service != "tensorboard":
+        return []
     try:
-        if name == "tensorboard":
-            return [TensorBoardLogger(folder, name="", version="tensorboard")]
-        if name != "mlflow":
-            return []
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.output).resolve()}/mlflow.db"
-        logger = MLFlowLogger(config.logger.project, run_name=folder.name, tracking_uri=uri)
-        logger.log_hyperparams(flat(asdict(config)))
-        return [logger]
+        return [TensorBoardLogger(folder, name="", version="tensorboard")]
     except ModuleNotFoundError as error:
-        raise UserError(f"logger={name}: is not installed, pip install {name}") from error
-    except Exception as error:  # of a service: an address that is none, a server that does not answer
-        raise UserError(f"logger={name}: {in_one_line(error)}") from error
+        raise UserError("logger=tensorboard: is not installed, pip install tensorboard") from error
 
 
 class WholeHistory(WandbLogger):

@@ -47,10 +47,10 @@ class Tracker:
         if os.environ.get("RANK", "0") != "0":
             yield []
             return
-        from landmark.tracking.loggers import WholeHistory, discard_attempts, of_service  # loads Lightning
+        from landmark.tracking.loggers import WholeHistory, discard_attempts, tensorboard  # loads Lightning
 
         if mode(config.logger) == "disabled":
-            yield of_service(config, folder)
+            yield tensorboard(config, folder)
             return
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
         is_whole = is_offline and discard_attempts(Path(config.output), run_id)

@@ -4,7 +4,6 @@ import sys
 import time
 from typing import Any, TextIO
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from tqdm import tqdm
@@ -14,7 +13,6 @@ from landmark.training.measurement_callback import MeasurementCallback
 from landmark.utils.progress import bar_width
 
 SECONDS_BETWEEN_LINES = 15.0
-SLOW, SLOW_FOR = 1 / 3, 3  # of the highest rate so far; measurements in a row that are below it
 
 
 class ProgressCallback(Callback):
@@ -28,8 +26,6 @@ class ProgressCallback(Callback):
         self._shown = 0.0
         self._began = 0.0
         self._first_step = 0
-        self._rates: list[float] = []
-        self._has_warned = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began = self._shown = time.monotonic()
@@ -54,7 +50,6 @@ class ProgressCallback(Callback):
     ) -> None:
         if not trainer.is_global_zero or not ends_step(trainer, batch_idx):
             return
-        self._watch(pl_module.device.type)
         step, steps = trainer.global_step, self.measurements.steps
         if self._bar is not None:
             self._bar.set_postfix_str(self._values(), refresh=False)
@@ -68,25 +63,6 @@ class ProgressCallback(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-    def _watch(self, device: str) -> None:
-        """Say once that the rate has collapsed, and what helps: beside other work, threads wait for each other."""
-        rate = self.measurements.latest.get("train/tokens_per_second")
-        if self._has_warned or rate is None or self._rates[-1:] == [rate]:
-            return
-        self._rates.append(rate)
-        threads, best = torch.get_num_threads(), max(self._rates)
-        if device != "cpu" or threads == 1 or max(self._rates[-SLOW_FOR:]) > SLOW * best:
-            return
-        self._has_warned = True
-        line = (
-            f"{rate:,.0f} of {best:,.0f} tokens/s: other work seems to have the cores, and {threads} threads wait for "
-            f"each other; Ctrl-C, then the same command with trainer.threads={threads // 2} goes on from here"
-        )
-        if self._bar is not None:
-            self._bar.write(f"{self.name}: {line}", file=self.stream)
-        else:
-            self._print(line)
 
     def _values(self) -> str:
         latest = self.measurements.latest

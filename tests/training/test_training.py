@@ -1,7 +1,4 @@
-import io
 import math
-import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +6,6 @@ import torch
 import landmark.training.optimization
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint
-from landmark.training.progress_callback import ProgressCallback
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
@@ -123,21 +119,3 @@ def test_devices_that_are_not_there_are_refused(key, value, said, tmp_path):
     setattr(config.trainer, key, value)
     with pytest.raises(UserError, match=said):
         run(config, tmp_path)
-
-
-def test_a_rate_that_collapses_is_told_once(monkeypatch):
-    """Three measurements in a row below a third of the highest; a single one, as while validating, is nothing."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    measurements, stream = SimpleNamespace(steps=100, latest={}), io.StringIO()
-    shown = ProgressCallback(measurements, "run", stream)
-    trainer = SimpleNamespace(is_global_zero=True, global_step=0, accumulate_grad_batches=1, num_training_batches=100)
-    module = SimpleNamespace(device=torch.device("cpu"))
-    told = []
-    for rate in (2900.0, 3000.0, 280.0, 2800.0, 279.0, 281.0, 280.0, 270.0, 260.0):
-        trainer.global_step += 1
-        measurements.latest = {"train/loss": 1.0, "train/tokens_per_second": rate}
-        shown._began = shown._shown = time.monotonic()
-        shown.on_train_batch_end(trainer, module, None, None, 0)
-        told.append(stream.getvalue().count("trainer.threads=1 goes on from here"))
-    assert told == [0, 0, 0, 0, 0, 0, 1, 1, 1]
-    assert "280 of 3,000 tokens/s: other work seems to have the cores, and 2 threads wait" in stream.getvalue()

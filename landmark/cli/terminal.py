@@ -26,39 +26,19 @@ EXTRAS |= {"joblib": "launchers", "submitit": "launchers"}
 _HYDRA = Path(hydra.__file__).parent
 
 
-class _Forgiving(io.FileIO):
-    """A file that drops what it cannot take."""
-
-    def write(self, data) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        try:
-            return super().write(data) or 0
-        except OSError:
-            return len(data)
-
-
 def open_streams() -> None:
-    """Give closed streams the null device, and drop messages that the standard error cannot take.
+    """Give closed streams the null device: else the next file that is opened has a stream's number, and its messages.
 
-    A closed stream's number would go to the next file that is opened, and messages into it.
+    Lines are seen at once in a pipe too, and what the terminal cannot show ends no command.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
-    sys.stdin = sys.stdin or io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # pyright: ignore
-    sys.stdout = sys.stdout or io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8")  # pyright: ignore
-    if sys.stderr is None or (isinstance(sys.stderr, io.TextIOWrapper) and _is_standard_error(sys.stderr)):
-        buffer = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # In a pipe, too, a row is seen when it is done; and what the terminal cannot show does not end a command.
-        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
-
-
-def _is_standard_error(stream: io.TextIOWrapper) -> bool:
-    try:
-        return stream.fileno() == 2
-    except (OSError, ValueError):
-        return False
+    sys.stdin = sys.stdin or open(0, closefd=False)
+    sys.stdout, sys.stderr = sys.stdout or open(1, "w", closefd=False), sys.stderr or open(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
 def show_log() -> None:
@@ -86,7 +66,10 @@ def reported() -> Iterator[None]:
 
 def report(error: Exception) -> int:
     """Say what went wrong, in one line if it is no bug. Returns the exit code."""
-    _drop_output()
+    try:
+        sys.stdout.flush()
+    except OSError:  # what waits to be printed cannot be; else Python would report it once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # of `| head`: nobody reads on
         return 128 + signal.SIGPIPE
     if (message := said(error)) is None:  # a bug: the traceback begins here, not in Hydra
@@ -94,14 +77,6 @@ def report(error: Exception) -> int:
         return 1
     print(f"error: {message}", file=sys.stderr)
     return getattr(error, "code", 2)
-
-
-def _drop_output() -> None:
-    """Drop what waits to be printed if it cannot be; else Python would report it once more at its end."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def said(error: Exception) -> str | None:

@@ -6,7 +6,7 @@ import platform
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -117,14 +117,11 @@ class Records:
 
     def is_locked(self, kind: Kind, identity: str) -> bool:
         """Whether a process holds the lock, on this machine or on another that shares the file system's locks."""
-        path = self._lock(kind, identity)
-        try:
-            with FileLock(path, timeout=0) if path.exists() else nullcontext():
-                return False
-        except Timeout:
-            return True
-        except OSError:  # in a folder that only others may write to
-            return False
+        with suppress(OSError):  # in a folder that only others may write to
+            if self._lock(kind, identity).exists():
+                with self.try_lock(kind, identity) as is_free:
+                    return not is_free
+        return False
 
     def _lock(self, kind: Kind, identity: str) -> Path:
         return self.output / "locks" / f"{kind}-{identity}.lock"

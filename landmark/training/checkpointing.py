@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.training.lightning_module import ends_step
 from landmark.utils.errors import OutOfTime, Stopped, UserError
-from landmark.utils.files import name_in_errors, open_written, sha256_file, sync_folder, write_atomic
+from landmark.utils.files import atomic_file, open_written, write_atomic
 from landmark.utils.setting import difference
 
 log = logging.getLogger(__name__)
@@ -39,32 +39,23 @@ INTERRUPTED = b"\nCtrl-C: finishing the step, then a checkpoint is written; pres
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Saves so that a kill at any time leaves whole files, and loads only tensors and primitives.
 
-    1. Write under a temporary name, compute the hash meanwhile, and flush to the disk.
-    2. Read the file again and compare its hash.
-    3. Write the hash beside it, then rename the file.
+    The hash is computed while the file is written, compared with what is read back, and stands beside the file before
+    that gets its name.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with name_in_errors(path), open(temporary, "wb") as file:
-                hashed = _Hashed(file)
-                try:
-                    torch.save(checkpoint, cast(BinaryIO, hashed))
-                except RuntimeError as error:  # torch raises it for a full disk
-                    raise hashed.failed or error from None
-                file.flush()
-                os.fsync(file.fileno())
-            if (digest := hashed.digest.hexdigest()) != sha256_file(temporary):
+        with atomic_file(path) as file:
+            hashed = _Hashed(file)
+            try:
+                torch.save(checkpoint, cast(BinaryIO, hashed))
+            except RuntimeError as error:  # torch raises it for a full disk
+                raise hashed.failed or error from None
+            file.seek(0)
+            if (digest := hashed.digest.hexdigest()) != hashlib.file_digest(file, "sha256").hexdigest():
                 raise OSError(errno.EIO, "the file read back differs from the data written", str(path))
             path.unlink(missing_ok=True)  # a damaged file of this step must not stand beside the new hash
             write_atomic(hash_path(path), f"{digest}  {path.name}\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         return torch.load(path, map_location=map_location or "cpu", weights_only=True)

@@ -30,14 +30,23 @@ _JSON_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a whole n
 
 
 def write_atomic(path: str | Path, data: bytes | str) -> None:
-    """Write a whole file, or leave the old one: temporary file beside it, fsync, rename. Text is UTF-8."""
+    """Write a whole file, or leave the old one. Text is UTF-8."""
+    with atomic_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write and read that takes the place of `path` at the end, or leaves it where there is an error.
+
+    It lies beside it until then, is flushed to the disk, and is renamed.
+    """
     path = Path(path)
-    payload = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = _temporary(path)
     try:
-        with name_in_errors(path), os.fdopen(descriptor, "wb") as file:
-            file.write(payload)
+        with name_in_errors(path), os.fdopen(descriptor, "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_umask())
@@ -249,16 +258,12 @@ def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, r
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename inside it survives a power cut."""
-    try:
+    with suppress(OSError):  # some file systems do not allow it; the rename is still atomic
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # some file systems do not allow it; the rename is still atomic
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _umask() -> int:

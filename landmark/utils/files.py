@@ -5,6 +5,7 @@ What it opens is a regular file with the size and the hash that it had; its JSON
 
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -36,7 +37,7 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
 
 
 @contextmanager
-def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_file(path: str | Path) -> Iterator[io.BufferedRandom]:
     """A file to write and read that takes the place of `path` at the end, or leaves it where there is an error.
 
     It lies beside it until then, is flushed to the disk, and is renamed.

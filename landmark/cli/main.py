@@ -83,15 +83,7 @@ def carry_out(job: StartedJob) -> None:
 
 
 def run(config: Config, overrides: list[str], compose: Compose = compose_job) -> None:
-    """Carry out the task of a configuration.
-
-    Args:
-        config: what was composed.
-        overrides: those of the command line.
-        compose: composes a row's overrides.
-
-    Raises UserError where a setting makes no sense.
-    """
+    """Carry out the task of a configuration. Raises UserError where a setting makes no sense."""
     command = Command.of(config, overrides, compose)
     config = command.config
     if config.task != "auto":

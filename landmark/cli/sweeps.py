@@ -131,12 +131,7 @@ class SubmititLocal(Basic):
 
 @dataclass
 class SubmititSlurm(SubmititLocal):
-    """An array, one task a job.
-
-    A job that is preempted or runs out of time is queued again, and goes on from its last checkpoint. One that trains
-    on several GPUs (trainer=ddp) takes them on one node: gpus_per_node; on several nodes it is started once for each
-    GPU: nodes and tasks_per_node (docs/cluster.md).
-    """
+    """An array, one task a job (docs/cluster.md). A job that is preempted or runs out of time is queued again."""
 
     cluster: ClassVar[str] = "slurm"
     cpus_per_task: int | None = 8
@@ -225,13 +220,8 @@ def sweep(
 ) -> None:
     """Carry out the jobs of a command line, show the table of their records, and list the jobs that failed.
 
-    Args:
-        command: with the overrides that are swept.
-        launcher: starts the jobs.
-        carry_out: does one of them.
-        run: carries out a task.
-
-    Raises UserError where a job cannot start. Exits with the code of a command where one failed.
+    carry_out: does one job. run: carries out a task. Raises UserError where a job cannot start. Exits with the code of
+    a command where one failed.
     """
     overrides = OverridesParser.create(config_loader=config_loader()).parse_overrides(command.words)
     swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}

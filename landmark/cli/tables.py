@@ -37,10 +37,7 @@ def show_records(command: Command) -> None:
 def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
     """The same of a sweep without an experiment: a row for each job.
 
-    Args:
-        config: of the sweep without what it sweeps; by default its name is `sweep`.
-        overrides: those of the command line.
-        jobs: of each the keys that are swept with its values.
+    config: without what is swept. jobs: of each the keys that are swept, with its values.
     """
     swept = {key for job in jobs for key in job}
     rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}

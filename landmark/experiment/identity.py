@@ -36,12 +36,8 @@ def run_settings(
 ) -> dict[str, Any]:
     """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream.
 
-    Args:
-        config: of the training.
-        tokenizer_hash: SHA-256 of the tokenizer.
-        stream_sha256: of the training split.
-        start: identity of the weights that the training starts from; None: they are drawn anew.
-        beginning: ids that begin each window (`Tokenizer.beginning`).
+    start: identity of the weights that the training starts from; None: they are drawn anew. beginning: ids that begin
+    each window (`Tokenizer.beginning`).
     """
     model, train = asdict(config.model).items(), asdict(config.train).items()
     settings: dict[str, Any] = {

@@ -5,7 +5,7 @@ name or its folder, which knows its tokenizer, data and sizes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,16 +48,15 @@ class Inputs:
 
     def __init__(self) -> None:
         self._tokenizers: dict[tuple[Any, ...], Tokenizer] = {}
-        self._corpora: dict[tuple[Any, ...], Corpus | SyntheticCorpus] = {}
+        self._corpora: dict[str, Corpus | SyntheticCorpus] = {}
         self._weights: dict[str, str] = {}
 
     def tokenizer(self, config: Config) -> "Tokenizer":
         """Raises UserError where the ranks file is missing or has the wrong hash."""
-        key = (config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)
+        key = name, file, vocab_size = config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size
         if key not in self._tokenizers:
             from landmark.data import load_tokenizer
 
-            name, file, vocab_size = key
             if name == "pretrained" and str(file).endswith(".gguf"):
                 from landmark.models import pretrained
 
@@ -71,12 +70,12 @@ class Inputs:
             from landmark.data import prepare
 
             corpus = prepare(*self._source(config), **_options(config.data))
-            self._corpora[self._key(config)] = corpus
+            self._corpora[str((config.data, config.tokenizer))] = corpus
         return corpus
 
     def prepared_corpus(self, config: Config) -> "Corpus | SyntheticCorpus | None":
         """The corpus where it is prepared, else None. Raises UserError where it is damaged."""
-        key = self._key(config)
+        key = str((config.data, config.tokenizer))
         if key not in self._corpora:
             from landmark.data import find, synthetic_corpus
 
@@ -98,11 +97,6 @@ class Inputs:
 
     def _source(self, config: Config) -> "tuple[str, Tokenizer, str]":
         return config.data.name, self.tokenizer(config), config.data.cache
-
-    def _key(self, config: Config) -> tuple[Any, ...]:
-        data, tokenizer = config.data, config.tokenizer
-        settings = tuple((item.name, str(getattr(data, item.name))) for item in fields(data))
-        return *settings, tokenizer.name, tokenizer.file, tokenizer.vocab_size
 
 
 def _options(data: DataConfig) -> dict[str, Any]:
@@ -245,15 +239,10 @@ def has_weights(folder: Path) -> bool:
 
 
 def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:
-    """The folder of a run.
+    """The folder of a run. Raises UserError where there is no such run.
 
-    Args:
-        name: a folder, `latest` for the run that was trained last, or the name of a run below `output`, or the end of
-            it.
-        output: folder that has the runs.
-        kind: of `latest`: the last of our models of this kind alone, as "landmark".
-
-    Raises UserError where there is no such run.
+    name: a folder, `latest` for the run that was trained last, or the name of a run below `output`, or the end of it.
+    kind: of `latest`: the last of our models of this kind alone, as "landmark".
     """
     runs = sorted((Path(output) / "runs").glob("*"), key=lambda folder: folder.name)
     if not name:

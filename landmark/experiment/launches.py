@@ -151,10 +151,9 @@ def unfinished(records: Records, contents: Contents) -> list[tuple[str, State]]:
 
 
 def describe(launch: Launch, states: Sequence[State], *, command: str | None = None, is_brief: bool = False) -> str:
-    """Counts, a line for each run and row, and the command that makes the rest.
+    """Counts, a line for each run and row, and the command that makes the rest (None: that of the launch).
 
-    command: makes the rest; None: that of the launch. is_brief: missing runs and rows share a line, others that are
-    done have none.
+    is_brief: missing runs and rows share a line, those that are done have none.
     """
     counts = Counter(each.state for each in states)
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])

@@ -194,10 +194,9 @@ def _join(team: Team) -> None:
 
 
 def _leave() -> None:
-    """Close the connections with the others, if there are any.
+    """Close the connections while Python still runs: a thread of Gloo's that ends later aborts the process.
 
-    To be called while Python still runs: a thread of Gloo's that ends later, with tensors of the last broadcast, aborts
-    the process (https://github.com/pytorch/pytorch/issues/190489).
+    https://github.com/pytorch/pytorch/issues/190489
     """
     import torch.distributed as dist
 

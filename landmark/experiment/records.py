@@ -84,8 +84,8 @@ class Records:
     ) -> Record:
         """Write a record. Raises UserError where a result is not a finite number.
 
-        settings: all that decides the results; identity is their digest. labels: what people call it. weights: SHA-256
-        of the run's weights (`landmark.experiment.jobs.Run.weights`).
+        settings: all that decides the results; identity is their digest. labels: what people call it. weights: as
+        `Run.weights` of `landmark.experiment.jobs`.
         """
         parts = {"settings": settings, "labels": labels, "results": results}
         try:
@@ -141,12 +141,9 @@ def read_record(path: Path, identity: str) -> Record:
 
 
 def sweep(records: Records, caches: Iterable[str | Path]) -> None:
-    """Delete the leftovers of killed processes: at the start of a command that makes runs or rows.
+    """Delete what killed processes left: temporary files that nobody writes, and checkpoints of runs with a record.
 
-    1. Temporary files that no process is writing.
-    2. Checkpoints of runs that are trained, have their record, and are not locked.
-
-    records: of the output folder. caches: folders of prepared corpora.
+    caches: folders of prepared corpora.
     """
     for place in _PLACES:
         for folder in records.output.glob(place) if place else (records.output,):

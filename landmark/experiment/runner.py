@@ -248,9 +248,8 @@ def train_here(
 ) -> dict[str, Any]:
     """Train in this process.
 
-    run: identity of the run, whose folder has its settings already. start_from: folder, or name on the hub, of the
-    weights to start from; None draws them anew. settings: that decide the run's weights. deadline: seconds of the
-    epoch.
+    run: identity of the run. start_from: as `Run.start_from`. settings: that decide the run's weights. deadline:
+    seconds of the epoch.
     """
     import torch
 

@@ -36,13 +36,10 @@ def inspect_text(
     output: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """`task=inspect`: read `prompt_file` and `prompt` and write the page.
+    """Read `prompt_file` and `prompt`, and write `inspect/NAME.html` below `output`. Returns a line that describes it.
 
-    run: name of the model's run, for the page and its file name. output: folder that gets `inspect/NAME.html`.
-    progress: called with the number of tokens read and of all tokens.
-
-    Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
-    written.
+    progress: called with the number of tokens read and of all tokens. Raises UserError if the text cannot be read or
+    traced, or the page cannot be written.
     """
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     tokens = np.concatenate([np.array(tokenizer.beginning, dtype=tokens.dtype), tokens])

@@ -54,16 +54,9 @@ def trace_retrieval(
 ) -> Trace:
     """Read a text with a new memory.
 
-    Args:
-        model: a landmark model, ours or one of transformers; layers of the latter without a memory retrieve nothing.
-        tokens: (N,) raw ids.
-        local: tokens of a chunk; without landmarks, where chunks change nothing, those of a block.
-        k: blocks that a head retrieves.
-        progress: called with the number of tokens read and of all tokens. None: not called.
-        settings: further settings of `landmark.memory.Memory`.
-
-    Raises UserError for a model without blocks, and for a text that is too short to retrieve anything or too long for
-    a page.
+    tokens: (N,) raw ids. local: tokens of a chunk; without landmarks, where chunks change nothing, those of a block.
+    progress: called with the number of tokens read and of all tokens. settings: further ones of `Memory`. Raises
+    UserError for a model without blocks, and for a text too short to retrieve anything or too long for a page.
     """
     block_size = _check_model(model, k)
     recorder = _Recorder()

@@ -178,12 +178,9 @@ def curves(
 ) -> Panel:
     """Curves over an axis of numbers. Points above the domain of y's scale are left out, and the curve has a gap.
 
-    Args:
-        points: as `point` makes them, those of a curve in order; a "label" is written beside its point.
-        joined: series whose points a line joins; by default all.
-        step: whether a value holds until the next point, and points are not marked.
-        legend: title of the legend.
-        below: charts below the curves, as `reference` makes them.
+    points: as `point` makes them, those of a curve in order; a "label" is written beside its point. joined: series
+    whose points a line joins (None: all). step: a value holds until the next point, and points are not marked. legend:
+    its title. below: charts as `reference` makes them.
     """
     top = y.get("scale", {}).get("domain", [math.inf])[-1]
     absent = dict.fromkeys(("y", "low", "high"))
@@ -215,13 +212,9 @@ def beside_names(
     apart: bool = False,
     below: Sequence[alt.Chart] = (),
 ) -> Panel:
-    """Dots with error bars, a line for each name.
+    """Dots with error bars, as `dot` makes them, a line for each name from top to bottom.
 
-    Args:
-        points: as `dot` makes them.
-        names: names of the lines, from top to bottom.
-        apart: whether the series of a line stand below each other.
-        below: charts below the dots, as `reference` makes them.
+    apart: whether the series of a line stand below each other. below: charts as `reference` makes them.
     """
     key = _legend(looks, orient="top")
     lane = alt.Y("name:N", title=None, sort=None, scale=alt.Scale(domain=list(names)))
@@ -289,15 +282,11 @@ def square_map(
     marked: int,
     note: str = "",
 ) -> Panel:
-    """A map of a text over itself, from values at each pair of cells. Cells of 0 are left blank.
+    """A map of a text over itself. Cells of 0 are left blank.
 
-    Args:
-        values: for each cell across the values upwards.
-        cell: side of a cell in tokens.
-        length: tokens of the text.
-        titles: of the horizontal axis, the vertical axis and the values.
-        highest: the value with the darkest colour.
-        marked: a position with dashed lines across and up.
+    values: for each cell across the values upwards. cell: side of a cell in tokens. length: tokens of the text. titles:
+    of the horizontal axis, the vertical axis and the values. highest: the value with the darkest colour. marked: a
+    position with dashed lines across and up.
     """
     across, up, measured = titles
     made = [

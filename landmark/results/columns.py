@@ -128,14 +128,11 @@ def provenance_of(record: Record) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Column:
-    """How the value of a column is made from a row's records, and how it is shown.
+    """How the value of a column is made from a row's records (`reduce`), and how it is shown.
 
-    Args:
-        reduce: makes the value from the records of all seeds.
-        title: head of the column, shown where a row has a value; without one it is in the CSV only.
-        meaning: what the value says and its unit, for the page's tooltip.
-        cell: the format of the value, or makes the text of the cell from the value and the row.
-        group: columns of a lower group stand before it in the text.
+    title: shown where a row has a value; without one the column is in the CSV only. meaning: for the page's tooltip,
+    with the unit. cell: the format of the value, or makes the text from the value and the row. group: columns of a
+    lower group stand before it in the text.
     """
 
     reduce: Reducer

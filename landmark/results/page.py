@@ -33,13 +33,7 @@ def as_html(content: Values) -> str:
 
 
 def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
-    """Sections for every launch, then for the rows of none, and a list of records that could not be shown.
-
-    Args:
-        contents: all records.
-        launches: those to show. A launch without any record has no section.
-        others: whether rows that belong to none of the launches are shown.
-    """
+    """Sections for every launch with a record, then, with `others`, for the rows of none; and what cannot be shown."""
     made = {
         f"{launch.experiment} ({launch.settings})": partial(_section, launch, rows)
         for launch in launches

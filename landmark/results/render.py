@@ -27,12 +27,9 @@ def is_written(table: Table, folder: Path, launch: str = "") -> bool:
 
 
 def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
-    """Write the CSV, the Markdown and the picture of a table below `folder`.
+    """Write the CSV, the Markdown and the picture of a table below `folder`. Returns their paths by kind.
 
-    launch: identity of the launch, so that one with other settings, a short trial say, replaces no table; the files
-    with it in their names are its own, and those without are of the last table.
-
-    Returns the paths of the last table by kind.
+    launch: its identity, in the names of further files, which no launch with other settings replaces.
     """
     from landmark.results import figures
 

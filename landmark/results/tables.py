@@ -93,15 +93,12 @@ def build(
     """The table of an experiment.
 
     Args:
-        name: name of the experiment.
+        name: of the experiment.
         rows: name of each row to its records, one per seed.
-        paper: rows of the paper's table, as `read_paper` returns them; by default none.
+        paper: as `read_paper` returns them.
         comparisons: title to the names of two rows; left out where one of them has no records.
-        figure: one of `FIGURES`. A row is compared with the first one that measures the same
-            kind of thing, with "lines" also at its length.
-        cells: of rows that make up a grid, the value on each axis.
-        asked: names of all rows of the experiment; by default these.
-        panels: title of each panel of the picture; by default the picture is `figure`.
+        figure: one of `FIGURES`. A row is compared with the first that measures the same, with "lines" at its length.
+        cells, asked, panels: as in `Table`.
 
     Raises UserError where there are no rows, or where two of the paper's rows have the settings of one row.
     """

@@ -84,15 +84,9 @@ class _Hashed:
 class Interruption:
     """Handles the signals with which a cluster ends a job, and Ctrl-C, during a training; a context.
 
-    Clusters send SIGTERM at preemption and some time before a kill, and SIGUSR1 or SIGUSR2 if the job requests it
-    (Slurm: `--signal=USR1@120`; submitit: SIGUSR2). After a signal:
-
-    1. The current step is finished, and a checkpoint is written.
-    2. The handler that was installed before ours is called, such as that of a launcher, which requeues the job.
-    3. Without such a handler the training ends with `Stopped`.
-
-    A second Ctrl-C ends the training at once. At the end of the context the earlier handlers are restored. A deadline
-    ends it in the same way, with `OutOfTime`.
+    After a signal the current step is finished and a checkpoint written. Then the handler that was there before is
+    called, such as a launcher's, which requeues the job; without one the training ends with `Stopped`. A deadline ends
+    it in the same way, with `OutOfTime`, and a second Ctrl-C at once.
     """
 
     def __init__(self, every: int, deadline: float = math.inf) -> None:

@@ -49,16 +49,12 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all, save its weights in `run_dir`, and return measurements.
 
-    1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of its last step.
-    2. Train from there. On the CPU, with the same number of threads, the result is the same bit for bit.
-    3. Save the weights. The checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
+    It goes on from the newest whole checkpoint; on a CPU with the same threads the result is the same bit for bit. The
+    checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
 
-    loggers: they get the same metrics as the run's metrics.csv. identity: the settings that decide the weights.
-    deadline: seconds of the epoch.
-
-    Raises UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a loss or
-    a weight is not finite. After a checkpoint it raises Stopped if a signal ended the training, OutOfTime at the
-    deadline.
+    loggers: they get what metrics.csv gets. identity: the settings that decide the weights. deadline: seconds of the
+    epoch. Raises UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a
+    loss or a weight is not finite; after a checkpoint Stopped for a signal, OutOfTime at the deadline.
     """
     settings = config.train
     folder = run_dir / "checkpoints"

@@ -35,15 +35,9 @@ def ends_step(trainer: Trainer, batch_idx: int) -> bool:
 class LanguageModelTraining(LightningModule):
     """Trains `model` on effective batches, which are cut into micro-batches, and by Transformer-XL into windows.
 
-    The loss is the mean over the targets of the whole batch on all devices, however the batch is cut: the summed loss
-    of each part is divided by the number of these targets, and the gradients of the parts are added up.
-
-    A model with one window a batch is trained by Lightning's automatic optimisation: the data module yields
-    micro-batches, and the optimizer takes a step after `accumulate_grad_batches` of them. With several windows
-    (Transformer-XL) a training step is a whole batch, and optimisation is manual: backward is called on each window
-    before the next one is read, so that memory holds one window of one micro-batch.
-
-    The learning rate is a function of the step, and is set before each: a checkpoint needs no state of it.
+    The loss is the mean over the targets of the whole batch on all devices, however the batch is cut. With one window a
+    batch Lightning optimises after `accumulate_grad_batches` micro-batches. With several (Transformer-XL) a training
+    step is a whole batch, and backward is called on each window before the next is read, which holds one in memory.
     """
 
     def __init__(

@@ -27,10 +27,9 @@ COLUMNS = (
 
 
 class MetricsCsvLogger(Logger):
-    """Appends lines to metrics.csv, with blanks for metrics that were not measured. Steps are finished optimizer steps.
+    """Appends lines to metrics.csv, with blanks for metrics that were not measured.
 
-    resumed_step: step of the checkpoint that the run resumes from; later lines are dropped. Lightning's own CSV logger
-    deletes the file when a run resumes.
+    Lines after `resumed_step`, that of the checkpoint, are dropped; Lightning's own CSV logger deletes the file.
     """
 
     def __init__(self, path: Path, resumed_step: int) -> None:

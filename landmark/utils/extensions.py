@@ -30,13 +30,8 @@ from landmark.utils.trust import check_module
 def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
     """Load an attribute of an extension's module.
 
-    Args:
-        package: dotted name of the package that has the module, where its name has no dot.
-        name: of the module, from the configuration; or the whole name of one outside of this package, with a dot.
-        attribute: of the module.
-        key: setting that gives `name`, for the message.
-
-    Raises UserError if there is no such module or attribute, and for a module outside that nobody has named who may
+    package: that has the module, where its name has no dot. key: setting that gives `name`, for the message. Raises
+    UserError if there is no such module or attribute, and for one outside that nobody has named who may
     (`landmark.utils.trust`).
     """
     found = getattr(import_module(find_extension(package, name, attribute, key)), attribute, None)

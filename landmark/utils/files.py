@@ -97,13 +97,7 @@ def open_written(
 ) -> BinaryIO:
     """Open a file that this program wrote, to read bytes from its beginning.
 
-    Args:
-        path: of the file.
-        remedy: for the message.
-        size: bytes that it must have.
-        sha256: that its content must have; computed once a process, until the file's size or time changes.
-        named: what says the hash, for the message.
-
+    sha256: computed once a process, until the file's size or time changes. named: what says the hash, for the message.
     Raises UserError where it is missing, cannot be read, is a folder, a pipe or a device, or is not as it was written.
     """
     path = Path(path)
@@ -148,12 +142,7 @@ def _kind(mode: int) -> str:
 
 
 def read_json(path: str | Path, keys: Keys | None = None, remedy: str = REMEDY) -> Any:
-    """Read JSON that this program wrote.
-
-    Args:
-        path: of the file.
-        keys: those that an object must have, with the types of their values; None: it may be any value.
-        remedy: for the message.
+    """Read JSON that this program wrote. keys: as for `check_keys`; None: it may be any value.
 
     Raises UserError as `open_written`; where it is cut short, not JSON, or has a number that is not finite; and, naming
     the key, where one is missing or has a value of another type.
@@ -197,13 +186,9 @@ def _finite(text: str) -> float:
 
 
 def check_keys(value: Any, keys: Keys, where: str, remedy: str = REMEDY) -> None:
-    """Raise UserError where a value is no object that has these keys with values of these types.
+    """Raise UserError where a value of JSON is no object that has these keys with values of these types.
 
-    Args:
-        value: of JSON.
-        keys: with the types of their values.
-        where: file, and key in it, for the message.
-        remedy: for the message.
+    where: file, and key in it, for the message.
     """
     if not isinstance(value, dict):
         raise UserError(f"{where} is {_shown(value)}, not an object with {', '.join(keys) or 'keys'}: {remedy}")
@@ -233,13 +218,7 @@ def write_hashes(folder: Path, files: Iterable[str], name: str = HASHES) -> None
 
 
 def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, remedy: str = RETRAIN) -> dict[str, str]:
-    """The hashes of a folder's files, all of which are as they were saved.
-
-    Args:
-        folder: that this program wrote.
-        needed: names of files that must have a hash.
-        name: of the file of hashes.
-        remedy: for the message.
+    """The hashes of a folder's files, all of which are as they were saved. needed: files that must have a hash.
 
     Raises UserError where the file of hashes, or a file, is missing or altered.
     """

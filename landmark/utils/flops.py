@@ -48,11 +48,8 @@ def training_keys(
 ) -> float:
     """Mean number of keys that a query attends to in training.
 
-    Args:
-        length: tokens of a window.
-        shape: block size ℓ of a landmark model; window and cache of a recurrent model.
-        local: tokens that a landmark model reads at a time, with a memory.
-        k: numbers of blocks that it then retrieves.
+    shape: block size ℓ of a landmark model; window and cache of a recurrent model. local: tokens that a landmark model
+    reads at a time, with a memory, of which it retrieves `k` blocks.
     """
     block_size, window, cache = shape
     if local is not None and k is not None and block_size is not None:
@@ -63,11 +60,8 @@ def training_keys(
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:
     """Training FLOPs a token: 6 per parameter, 12·layers·width per key attended (PaLM, appendix B).
 
-    Args:
-        parameters: weights of matrix products; with tied embeddings all weights, because the table is also the head.
-        num_layers: layers.
-        width: heads × head dimension.
-        keys: mean keys attended, `keys_per_query`.
+    parameters: weights of matrix products; with tied embeddings all, because the table is also the head. keys: mean of
+    those attended, `keys_per_query`.
     """
     return 6.0 * parameters + 12.0 * num_layers * width * keys
 

@@ -10,15 +10,9 @@ from typing import Any
 
 
 def self_contained_page(template: str, style: str, scripts: Sequence[str], content: Any, **texts: str) -> str:
-    """Fill an HTML template.
+    """Fill an HTML template: its marks {{policy}}, {{style}}, {{content}}, {{scripts}}, and those of `texts`.
 
-    Args:
-        template: HTML with the marks {{policy}} and {{style}} in its head, and {{content}} and {{scripts}} in its body.
-        style: CSS.
-        scripts: JavaScript of each script element, in their order; a library is one of them.
-        content: values for the scripts, as JSON in an element with the id `content`.
-        texts: for further marks of the template, by name; shown as text, never as HTML.
-
+    content: values for the scripts, as JSON in an element with the id `content`. texts: shown as text, never as HTML.
     Raises ValueError for a script that holds its own end tag, and for a number that is not finite.
     """
     if any("</script" in script.lower() for script in scripts):

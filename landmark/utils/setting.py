@@ -19,12 +19,10 @@ _LARGEST = 2**63 - 1  # of a whole number, which torch and NumPy keep in 64 bits
 
 
 def setting(default: Any = MISSING, **said: Any) -> Any:
-    """A field whose metadata says what is known of a setting.
+    """A field whose metadata says what is known of a setting; the default None allows None, whatever else is said.
 
-    Args:
-        default: its usual value; None allows None, whatever else is said.
-        said: `choices`, the values that it can have; `least`, `above`, `most` and `below`, bounds of a number, or of
-            all numbers of a list; and what other readers of the field look for.
+    said: `choices`; `least`, `above`, `most` and `below`, bounds of a number, or of all numbers of a list; and what
+    other readers of the field look for.
     """
     return field(default=default, metadata=said)
 

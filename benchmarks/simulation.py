@@ -245,31 +245,29 @@ sends one thing at a time. All else follows from these assumptions:
 | a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
 | each of the log₂ n steps of a collective operation | {latency} µs | assumed |
 
-`waiting` is the share of a step in which GPUs compute nothing.
-
 ## The paper's models
 
 A step has 128 windows of 512 tokens, so a run has no use for more than 128 GPUs ({weights} M weights,
-`trainer=ddp`, gradients in float32). `ms a step`, `speed-up` and `waiting` are of the landmark model on all GPUs. The
-hours are for the eight runs of Tables 1 to 3 and Figures 5 and 6, each on as many GPUs as is fastest.
+`trainer=ddp`, gradients in float32). The hours are for the eight runs of Tables 1 to 3 and Figures 5 and 6, each on as
+many GPUs as is fastest. `waiting` is the share of a step in which GPUs compute nothing.
 
 {step}
 
-Small models on many GPUs wait for their gradients, so several runs beside each other use a cluster better than one
-run on all of it. With one adapter a node, 512 GPUs take {thin_hours} hours for the eight runs.
+Small models on many GPUs wait for their gradients, so several runs beside each other use a cluster better. With one
+adapter a node, 512 GPUs take {thin_hours} hours for the eight runs.
 
 ## A model of 8 B weights
 
-The shape of Llama 3 8B ({llama_weights} B weights). `trainer=fsdp`: weights, gradients and moments are shared out,
-the forward pass is done again in the backward pass. A step has four million tokens, or a window for each GPU.
+It has the shape of Llama 3 8B ({llama_weights} B weights). With `trainer=fsdp` weights, gradients and moments are
+shared out. The forward pass is computed again in the backward pass. A step has four million tokens, or a window for
+each GPU.
 
 {llama}
 
 ## The paper's tables at size small, on one GPU
 
-`size=small` has 25 M parameters without embeddings. This command trains the three models of Table 1 and evaluates its
-thirteen rows, then the rows of Table 2, of the sweep over k and local context, of Figure 5 and of the ablation of
-retrieval, which need no further training:
+This command has not been run on a GPU yet. `size=small` has 25 M parameters without embeddings. The command trains the
+three models of Table 1, 131 M tokens each, and evaluates the rows of five tables, which need no further training:
 
 ```sh
 python run.py -m +experiment=table1_pg19,table2_granularity,sweep_k_local,figure5_unique_blocks,ablation_retrieval \\
@@ -277,16 +275,12 @@ python run.py -m +experiment=table1_pg19,table2_granularity,sweep_k_local,figure
     data.path=books tokenizer.file=gpt2.tiktoken
 ```
 
-A training reads 131 M tokens with 2000 steps. `trainer.budget` counts minutes from the start of the command. When they
-are over, the training at work ends with a checkpoint. A row of a table is stopped as soon as it would miss the budget
-at its speed so far. The command then ends with exit code 124, and the same command goes on from records and
-checkpoints, as it does after a kill. Leave half a minute between the budget and the limit of a job, for the checkpoint
-and the start. Rows whose model is trained come before further trainings.
+`trainer.budget` counts minutes from the start of the command. When they are over, a training ends with a checkpoint; a
+row is stopped as soon as it would miss the budget. The exit code is then 124, and the same command goes on. Leave half a
+minute between the budget and the limit of a job. `task=evaluate` leaves tables and pictures out: the same command with
+`task=table` makes them elsewhere from `outputs/records`, without weights or a GPU. `+debug=limit` tries all of it.
 
-`task=evaluate` leaves tables and pictures out, so that they can be made elsewhere from `outputs/records` alone: the
-same command with `task=table` makes them there, without weights and without a GPU.
-
-**What to carry to a machine without a network.** Put these beside each other into a folder:
+**On a machine without a network**, put these beside each other into a folder:
 
 ```sh
 mkdir package; git archive HEAD | tar x -C package              # this project, 14 MB
@@ -300,9 +294,9 @@ pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-
 There, `pip install --no-index --no-deps --target site wheels/*.whl`, `export PYTHONPATH=site`, and unpack the books
 into a folder `books`. A folder that was prepared elsewhere is a `data.path`.
 
-**A training step, by counting.** No GPU has run this command yet, or the code of the column "now". Its rate in tokens/s
-is to be measured. The counts are of PyTorch's operators that start a kernel, with bfloat16 autocast. Kernels of
-`torch.compile` are counted in the code that it writes. Bytes follow from the sizes of the tensors.
+**A training step, by counting.** How many tokens/s the column "now" reaches is not measured. The counts are of PyTorch's
+operators that start a kernel, with bfloat16 autocast; kernels of `torch.compile` are counted in the code that it
+writes. Bytes follow from the sizes of the tensors.
 
 | a step | before | now | and `trainer.compile=true` |
 | --- | ---: | ---: | ---: |
@@ -312,9 +306,8 @@ is to be measured. The counts are of PyTorch's operators that start a kernel, wi
 | bytes read and written for logits, a token | 2.1 MB | 0.6 MB | 0.6 MB |
 
 "Before" is what size small ran with on an H200 at 8.5 % of its peak. Since then the loss of a large vocabulary is
-computed in parts, and one kernel puts the gradients in place of the logits. Muon multiplies matrices of one shape
-together. The norms of queries and keys count as one kernel, as PyTorch has it for one type. A batch of 65,536 tokens
-takes 2 ms of one core to make, so data is no bottleneck.
+computed in parts, and Muon multiplies matrices of one shape together. A batch of 65,536 tokens takes 2 ms of one core
+to make, so data is no bottleneck.
 """
 
 

@@ -215,6 +215,7 @@ def report() -> str:
     llama = ["window", "GPUs", "tokens/s", "h for 10⁹ tokens", "waiting"]
     return TEXT.format(
         machine=machine,
+        gpu="../benchmarks/README.md#on-a-gpu",
         peak=f"{machine.peak / 1e12:.0f}",
         link=f"{machine.link / 1e9:.0f}",
         adapter=f"{machine.fabric / 8e9:.0f}",
@@ -238,9 +239,9 @@ sends one thing at a time. All else follows from these assumptions:
 
 | assumed | value | from |
 | --- | ---: | --- |
-| matrix products of an H100 | {machine.utilisation:.0%} of {peak} TFLOP/s | data sheet; [measured](speed.md), paper |
+| matrix products of an H100 | {machine.utilisation:.0%} of {peak} TFLOP/s | data sheet; [measured]({gpu}), paper |
 | of a model of 8 B weights | {large} | assumed |
-| landmark attention | {machine.attention} × causal flash attention | [1.23 to 1.29](speed.md) on an H200, ℓ = 50 |
+| landmark attention | {machine.attention} × causal flash attention | 1.23 to 1.29 on an H200, ℓ = 50 |
 | a GPU sends to its node of {machine.node} | {machine.reached:.0%} of {link} GB/s | data sheet; the share is assumed |
 | a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
 | each of the log₂ n steps of a collective operation | {latency} µs | assumed |
@@ -276,9 +277,9 @@ python run.py -m +experiment=table1_pg19,table2_granularity,sweep_k_local,figure
 ```
 
 `trainer.budget` counts minutes from the start of the command. When they are over, a training ends with a checkpoint; a
-row is stopped as soon as it would miss the budget. The exit code is then 124, and the same command goes on. Leave half a
-minute between the budget and the limit of a job. `task=evaluate` leaves tables and pictures out: the same command with
-`task=table` makes them elsewhere from `outputs/records`, without weights or a GPU. `+debug=limit` tries all of it.
+row is stopped as soon as it would miss the budget. The exit code is then 124, and the same command goes on. Leave half
+a minute between the budget and the limit of a job. `task=evaluate` leaves tables and pictures out: the same command
+with `task=table` makes them elsewhere from `outputs/records`, without weights or a GPU. A first try: `+debug=limit`.
 
 **On a machine without a network**, put these beside each other into a folder:
 
@@ -294,9 +295,9 @@ pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-
 There, `pip install --no-index --no-deps --target site wheels/*.whl`, `export PYTHONPATH=site`, and unpack the books
 into a folder `books`. A folder that was prepared elsewhere is a `data.path`.
 
-**A training step, by counting.** How many tokens/s the column "now" reaches is not measured. The counts are of PyTorch's
-operators that start a kernel, with bfloat16 autocast; kernels of `torch.compile` are counted in the code that it
-writes. Bytes follow from the sizes of the tensors.
+**A training step, by counting.** How many tokens/s the column "now" reaches is not measured. Kernels are PyTorch's
+operators that start one, with bfloat16 autocast; those of `torch.compile` are counted in the code that it writes. Bytes
+follow from the sizes of the tensors.
 
 | a step | before | now | and `trainer.compile=true` |
 | --- | ---: | ---: | ---: |

@@ -219,13 +219,9 @@ class LandmarkCache(Cache):
     def _load(self, folder: Path) -> None:
         device_of = partial(device_of_layer, cast(PreTrainedModel, self._model()))
         self.memory.load(folder, device_of)  # checks the hashes of all files
-        try:
-            tensors = load_file(folder / WINDOWS)
-            ids = tensors[IDS]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
+        tensors = saved_windows(folder)
         self._forget()
-        self.ids = ids
+        self.ids = tensors[IDS]
         for number, layer in self._windows.items():
             if f"{number}.keys" in tensors:
                 content = [tensors[f"{number}.{name}"].to(device_of(number)) for name in ("keys", "values")]
@@ -419,6 +415,19 @@ class LandmarkCache(Cache):
             "PEFT's prefix tuning puts keys before a text, which a landmark memory does not have: generate without "
             "landmarks (past_key_values=DynamicCache())"
         )
+
+
+def saved_windows(folder: Path) -> dict[str, Tensor]:
+    """The file beside a saved memory: its ids, IDS (B, n), and keys and values of layers with a sliding window.
+
+    Raises UserError where it is missing or damaged.
+    """
+    try:
+        if IDS not in (tensors := load_file(folder / WINDOWS)):
+            raise KeyError(IDS)
+        return tensors
+    except (OSError, SafetensorError, RuntimeError, KeyError) as error:  # torch raises RuntimeError where it is deleted
+        raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
 
 
 class Mark(NamedTuple):

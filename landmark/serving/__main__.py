@@ -14,13 +14,13 @@ def main() -> None:
     """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas."""
     parser = argparse.ArgumentParser(prog="python -m landmark.serving", description=__doc__)
     parser.add_argument("model", help="folder of a model, a .gguf file, or a name on the hub")
-    parser.add_argument("--memories", type=Path, default=Path("memories"), help="folder of sessions and documents")
+    parser.add_argument("--memories", type=Path, default=Path("memories"), help="folder of documents")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", default="cpu", help="as cuda:0")
     limits = (
         ("body", "most bytes of a request"),
-        ("sessions", "most sessions and documents of a key"),
+        ("documents", "most documents of a key"),
         ("disk", "most bytes of all memories"),
         ("tokens", "most tokens of an answer"),
         ("requests", "most requests that are answered at once; others wait"),

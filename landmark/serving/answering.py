@@ -85,14 +85,13 @@ class Token:
 
 @dataclass
 class Answer:
-    """An answer while it is made. tokens: ids so far. end: the id that ended it. text: without `reasoning`.
+    """An answer while it is made. tokens: ids so far. text: without `reasoning`.
 
     opened: whether the prompt has begun the reasoning; None: nothing is taken out. finish: "stop" or "length" at the
     end, None before.
     """
 
     tokens: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
     text: str = ""
     reasoning: str = ""
     opened: bool | None = None
@@ -215,7 +214,7 @@ class Answering:
     def _take(self, answer: Answer, token: int, logits: Tensor, sampling: Sampling) -> list[Token]:
         """Add a token to an answer, or end it. Returns the token with its probability, where that is wanted."""
         if token in self._ends:
-            answer.finish, answer.end = "stop", [token]
+            answer.finish = "stop"
             return []
         answer.tokens.append(token)
         answer.finish = "length" if len(answer.tokens) >= sampling.most else None

@@ -1,4 +1,4 @@
-"""The application: OpenAI's completions and chat completions, with sessions and documents."""
+"""The application: OpenAI's completions and chat completions, with documents."""
 
 import hmac
 import itertools
@@ -6,8 +6,8 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from typing import Annotated, Any, Literal
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
 
 import anyio
 import torch
@@ -21,11 +21,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from landmark.serving import responses
 from landmark.serving.answering import Answer, Answering, Gone, Piece, Sampling
-from landmark.serving.memories import Busy, Failed, Full, Memories, Missing, Saved, ServerSettings
+from landmark.serving.memories import Failed, Full, Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion, Document
 from landmark.utils.errors import UserError
 
-Kind = Literal["sessions", "documents"]
 OPEN = "/health", "/docs", "/openapi.json"  # for everybody
 
 
@@ -33,9 +32,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     """The application. name: of the model, for clients.
 
     A client sends `Authorization: Bearer KEY`. A text that begins as one that the same key sent before is read from
-    there on. Beside OpenAI's fields a request may have `session`, a name: the model reads the prompt (or the messages)
-    after all that was read and said in this session before; and `document`, the id that POST /v1/documents gave: the
-    model reads the prompt after the document, which stays as it is. With both, a new session begins with the document.
+    there on. Beside OpenAI's fields a request may have `document`, the id that POST /v1/documents gave: the model reads
+    the prompt (or the messages) after the document, which stays as it is.
     """
     answering, memories = Answering(model, tokenizer, settings.reuse), Memories(settings, model)
     described = {"id": name, "object": "model", "created": 0, "owned_by": "landmark"}
@@ -59,16 +57,18 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         """The response to a request; of a stream, where its first token is there."""
         if asked.model not in (None, "", name):
             raise _no_model(asked.model)
-        prompts = asked.prompts if isinstance(asked, Completion) else [None]
-        answers = [Answer() for _ in range(asked.n * len(prompts))]
-        counts: list[tuple[int, int]] = []
         is_chat = isinstance(asked, Chat)
+        document = [] if asked.document is None else memories.ids(client, asked.document)
+        prompts = [[*document, *prompt] for prompt in _prompts(asked, not document)]
+        opened = [answering.chats.opens_reasoning(ids) if is_chat else None for ids in prompts]
+        answers = [Answer(opened=each) for each in opened for _ in range(asked.n)]
+        counts: list[tuple[int, int]] = []
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": name,
         }
-        pieces = _pieces(asked, client, answers, counts, gone)
+        pieces = _pieces(asked, client, len(document), prompts, answers, counts, gone)
         first = next(pieces)  # errors before the first token have a status of their own
         every = itertools.chain([first], pieces)
         response = responses.Response(every, answers, counts, head, is_chat, asked.probable is not None)
@@ -78,11 +78,18 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         return _Stream(response.events(with_usage), pieces)
 
     def _pieces(
-        asked: Asked, client: str, answers: list[Answer], counts: list[tuple[int, int]], gone: threading.Event
+        asked: Asked,
+        client: str,
+        document: int,
+        prompts: list[list[int]],
+        answers: list[Answer],
+        counts: list[tuple[int, int]],
+        gone: threading.Event,
     ) -> Generator[Piece]:
-        """Pieces of the answers; a session is saved before the last one is given, or not at all.
+        """Pieces of the answers.
 
-        counts: gets the number of tokens of each prompt, and of those that were read before.
+        document: ids of each prompt that are the document's. counts: gets the tokens of each prompt, and those of them
+        that were read before.
         """
         most = min(asked.most or settings.tokens, settings.tokens)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
@@ -90,49 +97,21 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         sampling = Sampling(most, asked.temperature, *drawing, stop, asked.probable)
         generator = torch.Generator()
         generator.manual_seed(generator.seed() if asked.seed is None else asked.seed)
-        session = asked.session
-        with memories.using(client, "sessions", session) if session is not None else nullcontext():
-            old = Saved() if session is None else memories.open(client, "sessions", session, must_exist=False)
-            start = old
-            if asked.document is not None:
-                if old.ids:
-                    raise UserError(f"session {session} has begun: a document can only begin a new one")
-                start = memories.open(client, "documents", asked.document, must_exist=True)
-            for number, prompt in enumerate(asked.prompts if isinstance(asked, Completion) else [None]):
-                ids, before, said = _whole(asked, start, prompt)
-                if start.memory is not None and answering.prefixes.longest(ids, client) < start.tokens:
-                    kind, of = ("documents", asked.document) if asked.document is not None else ("sessions", session)
-                    answering.prefixes.add(memories.memory(client, kind, str(of), start), client)
-                own = answers[number * asked.n : (number + 1) * asked.n]
-                for answer in own if said else []:
-                    answer.opened = answering.chats.opens_reasoning(ids)
-                with answering.prefixes.using(ids, client) as cache:
-                    counts.append((len(ids), cache.get_seq_length()))
-                    for piece in answering.answers(ids, cache, own, sampling, generator, gone, number * asked.n):
-                        if piece.finish is not None and session is not None:
-                            chat = [*said, {"role": "assistant", "content": own[-1].text}] if said else []
-                            answered = answering.chats.text_ids(own[-1].text, False) if stop else own[-1].tokens
-                            new = Saved([*ids, *answered, *own[-1].end], before, chat)
-                            memories.save(client, "sessions", session, new, cache, old)
-                        yield piece
+        for number, ids in enumerate(prompts):
+            if asked.document is not None and answering.prefixes.longest(ids, client) < document:
+                answering.prefixes.add(memories.memory(client, asked.document), client)
+            own = slice(number * asked.n, (number + 1) * asked.n)
+            with answering.prefixes.using(ids, client) as cache:
+                counts.append((len(ids), cache.get_seq_length()))
+                yield from answering.answers(ids, cache, answers[own], sampling, generator, gone, own.start)
 
-    def _whole(
-        asked: Asked, start: Saved, prompt: str | list[int] | None
-    ) -> tuple[list[int], int, list[dict[str, Any]]]:
-        """The ids that a request's answer follows, how many come before its chat, and the messages of the chat.
-
-        A session gets new messages, or its whole chat again.
-        """
-        if prompt is not None:
-            ids = [*start.ids, *answering.ids(prompt, not start.ids)]
-            return ids, len(ids), []
+    def _prompts(asked: Asked, begins: bool) -> list[list[int]]:
+        """The ids of each prompt. begins: no document comes before them."""
+        if isinstance(asked, Completion):
+            return [answering.ids(prompt, begins) for prompt in asked.prompts]
         assert isinstance(asked, Chat)
-        said = [message.as_dict() for message in asked.messages]
-        is_whole = not start.chat or (len(said) > 1 and said[0] == start.chat[0])
-        chat = said if is_whole else [*start.chat, *said]
-        before = start.ids[: start.before] if start.chat else start.ids
-        ids = [*before, *answering.chats.ids(chat, not before, **asked.chat_template_kwargs)]
-        return ids, len(before), chat
+        messages = [message.as_dict() for message in asked.messages]
+        return [answering.chats.ids(messages, begins, **asked.chat_template_kwargs)]
 
     def _no_model(asked: str) -> Missing:
         return Missing(f"there is no model {asked}: this server has {name}")
@@ -164,10 +143,10 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         ids = answering.chats.text_ids(text)
         answering.ids(ids)  # or they are refused
         memories.check_room(answering.bytes_of(len(ids)))
-        with memories.using(client, "documents", id), answering.prefixes.using(ids, client) as cache:
+        with answering.prefixes.using(ids, client) as cache:
             answering.read(ids[cache.get_seq_length() :], cache, gone)
-            memories.save(client, "documents", id, Saved(ids, len(ids)), cache)
-        return _described({"id": id, "tokens": len(ids)}, "documents")
+            memories.save(client, id, cache)
+        return {"id": id, "object": "document", "tokens": len(ids)}
 
     @app.post("/v1/documents")
     async def add_document(
@@ -184,28 +163,21 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             raise UserError(f"the document is not text in UTF-8 ({error.reason} at byte {error.start})") from error
         return await while_connected(request, lambda gone: add(client, name, text, gone))
 
-    def list_and_delete(kind: Kind) -> None:
-        @app.get(f"/v1/{kind}")
-        def list_memories(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
-            return {"object": "list", "data": [_described(each, kind) for each in memories.list(client, kind)]}
+    @app.get("/v1/documents")
+    def list_documents(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+        found = memories.list(client).items()
+        return {"object": "list", "data": [{"id": id, "object": "document", "tokens": tokens} for id, tokens in found]}
 
-        @app.delete(f"/v1/{kind}/{{name}}")
-        def delete(name: str, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
-            with memories.using(client, kind, name):
-                memories.delete(client, kind, name)
-            return _described({"id": name, "deleted": True}, kind)
+    @app.delete("/v1/documents/{name}")
+    def delete_document(name: str, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+        memories.delete(client, name)
+        return {"id": name, "object": "document", "deleted": True}
 
-    list_and_delete("sessions")
-    list_and_delete("documents")
     return app
 
 
-def _described(memory: dict[str, Any], kind: Kind) -> dict[str, Any]:
-    return {**memory, "object": kind[:-1]}
-
-
 class _Stream(StreamingResponse):
-    """The events of a streamed answer. Where the client goes away, the session that answers is free again at once."""
+    """The events of a streamed answer. Where the client goes away, the memory that answers is free again at once."""
 
     def __init__(self, events: Generator[str], pieces: Generator[Piece]):
         super().__init__(events, media_type="text/event-stream")
@@ -246,7 +218,7 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(UserError)
     def refuse(_: Request, raised: UserError) -> JSONResponse:
-        status = {Missing: 404, Busy: 409, Full: 507, Failed: 500}.get(type(raised), 400)
+        status = {Missing: 404, Full: 507, Failed: 500}.get(type(raised), 400)
         return JSONResponse(
             responses.error(str(raised), "server_error" if status >= 500 else "invalid_request_error"), status
         )

@@ -1,39 +1,36 @@
-"""The sessions and documents of a server on disk: one folder for each, of a key.
+"""The documents of a server on disk: below a folder for each key, one for each document.
 
-Each has the ids of its text, the messages of its chat, and a memory that has read a beginning of the text (a folder of
-`LandmarkCache.save`), which is written again where much is new. One file names all, and is replaced as a whole: after a
-kill at any moment the session is that before the request or after it. One server at a time has the folder; the system
-takes the lock from a server that dies.
+A document is a folder of `LandmarkCache.save` with a number as its name. One that takes its place has a higher number,
+and the highest counts: after a kill at any moment the document is the old one or the new one. One server at a time has
+the folder; the system takes the lock from a server that dies.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import platform
 import re
 import shutil
 import threading
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
-from landmark.utils.trust import inside
 
+if TYPE_CHECKING:
+    from landmark.huggingface import LandmarkCache
+
+T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-CONTENT = "content.json"
-KEYS = {"saved": dict, "sha256": str}  # of this file
-GROWTH = 16  # the memory is written again where at least this part of the text is new
 FULL = errno.ENOSPC, errno.EDQUOT
 LOG = logging.getLogger(__name__)
 LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
@@ -44,14 +41,14 @@ class ServerSettings:
     """Where a server keeps memories, who may ask it, and how much.
 
     keys: a client must send one of them; what belongs to one key, another does not see. The numbers are the most: bytes
-    of a request, sessions and documents of a key, bytes of all memories on disk, tokens of an answer, requests that are
+    of a request, documents of a key, bytes of all documents on disk, tokens of an answer, requests that are
     answered at once, and bytes of memories kept for later requests. Raises UserError for values out of range.
     """
 
     folder: Path
     keys: tuple[str, ...]
     body: int = 16 << 20
-    sessions: int = 1000
+    documents: int = 1000
     disk: int = 64 << 30
     tokens: int = 4096
     requests: int = 256
@@ -60,161 +57,113 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not self.keys or not all(self.keys):
             raise UserError("keys: a server needs at least one key that clients send; none is empty")
-        for name in ("body", "sessions", "disk", "tokens", "requests", "reuse"):
+        for name in ("body", "documents", "disk", "tokens", "requests", "reuse"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least 1")
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What is saved of a session or document.
-
-    ids: of its text. before: how many of them come before its chat. chat: its messages, the last answer included.
-    memory: the folder of its memory, None: there is none; tokens: of the text that it has read.
-    """
-
-    ids: Sequence[int] = ()
-    before: int = 0
-    chat: Sequence[dict[str, Any]] = ()
-    memory: str | None = None
-    tokens: int = 0
-
-
 class Full(UserError):
-    """There is no room for another memory."""
+    """There is no room for another document."""
 
 
 class Missing(UserError):
-    """There is no memory of this name."""
+    """There is no document of this name."""
 
 
 class Failed(UserError):
-    """The server cannot read or write a memory; why, its log says, and the client is not told its paths."""
-
-
-class Busy(UserError):
-    """Another request uses this memory."""
+    """The server cannot read or write a document; why, its log says, and the client is not told its paths."""
 
 
 class Memories:
-    """The memories of all keys below a folder."""
+    """The documents of all keys below a folder."""
 
     def __init__(self, settings: ServerSettings, model: Any):
-        """settings: of the server. model: a model with landmarks, whose memories they are.
+        """settings: of the server. model: a model with landmarks, which has read them.
 
         Raises UserError where another server has the folder, or it cannot be written to.
         """
         self._settings, self._model = settings, model
         self._lock = _locked(settings.folder)
-        self._used: set[Path] = set()
-        self._counting = threading.RLock()  # of `_used`; a collected generator may ask for it anywhere
         self._writing = threading.Lock()
-        self._sizes: dict[Path, int] = {}  # of the folder of each memory; counted once, and where one is saved
-        for folder in settings.folder.glob("*/*/*"):
-            if re.fullmatch("[0-9a-f]{32}/(sessions|documents)", folder.parent.relative_to(settings.folder).as_posix()):
-                with suppress(UserError):  # a damaged memory is an error where it is asked for
-                    _remove_left_over(folder)
+        self._sizes: dict[Path, int] = {}  # of the folder of each document; counted once, and where one is saved
+        for folder in settings.folder.glob("*/*"):
+            if re.fullmatch("[0-9a-f]{32}", folder.parent.name) and folder.is_dir():
+                _remove_left_over(folder)
                 self._count(folder)
 
     def close(self) -> None:
         self._lock.release()
 
-    @contextmanager
-    def using(self, key: str, kind: str, name: str) -> Iterator[None]:
-        """While a request uses a memory, raises Busy for another request that would change it."""
-        folder = self._folder(key, kind, name)
-        with self._counting:
-            if folder in self._used:
-                raise Busy(f"{kind[:-1]} {name} is answering another request: ask again after it")
-            self._used.add(folder)
-        try:
-            yield
-        finally:
-            with self._counting:
-                self._used.discard(folder)
+    def ids(self, key: str, name: str) -> list[int]:
+        """The ids of a document. Raises Missing where there is none, Failed where it is damaged."""
+        from landmark.huggingface.landmark_cache import IDS, saved_windows
 
-    def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> Saved:
-        """What is saved of a session or document, empty if it is new and need not exist.
+        return self._read(key, name, lambda folder: saved_windows(folder)[IDS][0].tolist())
 
-        kind: "sessions" or "documents". Raises Missing where it must exist and does not, Failed where it is damaged.
-        """
-        folder = self._folder(key, kind, name)
-        if not (folder / CONTENT).is_file():
-            if must_exist:
-                raise _missing(kind, name)
-            return Saved()
-        with self._readable(folder, kind, name):
-            return _saved(folder)
+    def memory(self, key: str, name: str) -> LandmarkCache:
+        """The memory that has read a document. Raises as `ids`."""
 
-    def memory(self, key: str, kind: str, name: str, saved: Saved) -> Any:
-        """The memory that is saved. Raises as `open`."""
-        folder, cache = self._folder(key, kind, name), self._model.new_memory()
-        with self._readable(folder, kind, name):
-            cache.load(inside(folder, str(saved.memory)))
-        return cache
+        def load(folder: Path) -> LandmarkCache:
+            cache = self._model.new_memory()
+            cache.load(folder)
+            return cache
 
-    @contextmanager
-    def _readable(self, folder: Path, kind: str, name: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, UserError) as error:
-            if not (folder / CONTENT).is_file():
-                raise _missing(kind, name) from error  # deleted meanwhile
-            LOG.error("%s %s: %s", kind[:-1], name, error)
-            raise Failed(
-                f"{kind[:-1]} {name} cannot be read: its files are damaged, or of another model; delete it"
-            ) from error
+        return self._read(key, name, load)
 
-    def list(self, key: str, kind: str) -> list[dict[str, Any]]:
-        """The name, and the number of tokens, of each memory of a key. kind: "sessions" or "documents"."""
-        found = []
-        for path in sorted(self._folder(key, kind, "any").parent.glob(f"*/{CONTENT}")):
-            with suppress(UserError):  # damaged, or deleted meanwhile
-                found.append({"id": path.parent.name, "tokens": len(_saved(path.parent).ids)})
+    def _read(self, key: str, name: str, read: Callable[[Path], T]) -> T:
+        """The result for the newest folder of a document, which another may replace or delete meanwhile."""
+        folder = self._folder(key, name)
+        while (newest := _newest(folder)) is not None:
+            try:
+                return read(newest)
+            except (OSError, UserError) as error:
+                if newest == _newest(folder):
+                    LOG.error("document %s: %s", name, error)
+                    raise Failed(
+                        f"document {name} cannot be read: its files are damaged, or of another model; delete it"
+                    ) from error
+        raise _missing(name)
+
+    def list(self, key: str) -> dict[str, int]:
+        """The tokens of each document of a key, by its name."""
+        found = {}
+        for folder in sorted(self._folder(key, "any").parent.glob("*")):
+            with suppress(Missing, Failed):  # damaged, or deleted meanwhile
+                found[folder.name] = len(self.ids(key, folder.name))
         return found
 
     def check_room(self, more: int) -> None:
         """Raise Full where so many bytes more do not fit."""
         used = sum(self._sizes.values())
         if used + more > self._settings.disk:
-            raise Full(f"{used:,} bytes of memories: there is no room for {more:,} more; delete some")
+            raise Full(f"{used:,} bytes of documents: there is no room for {more:,} more; delete some")
 
-    def save(self, key: str, kind: str, name: str, new: Saved, cache: Any, old: Saved = Saved()) -> None:
-        """Replace what is saved, and the memory too where much is new. cache: has read a beginning of `new.ids`.
+    def save(self, key: str, name: str, cache: LandmarkCache) -> None:
+        """Replace a document, or add it. cache: has read it.
 
         Raises Full or Failed, and leaves what was there before, where that does not work.
         """
-        folder = self._folder(key, kind, name)
-        with self._writing, _one_line(f"{kind[:-1]} {name}"):
-            others = sum(1 for each in self._sizes if each.parent.parent == folder.parent.parent)
-            if folder not in self._sizes and others >= self._settings.sessions:
-                raise Full(f"{others} sessions and documents: this server keeps no more; delete one")
-            tokens = cache.get_seq_length()
-            goes_on = list(new.ids[: old.tokens]) == list(old.ids[: old.tokens])
-            grows = not goes_on or (tokens - old.tokens) * GROWTH >= tokens
-            new = replace(new, memory=old.memory, tokens=old.tokens)
-            self.check_room(cache.stats["bytes_kept"] if grows else 0)
-            folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder(key, name)
+        with self._writing, _one_line(f"document {name}"):
+            others = sum(1 for each in self._sizes if each.parent == folder.parent)
+            if folder not in self._sizes and others >= self._settings.documents:
+                raise Full(f"{others} documents: this server keeps no more; delete one")
+            self.check_room(cache.nbytes)
+            newest = _newest(folder)
             try:
-                if grows:
-                    new = replace(new, memory=uuid.uuid4().hex, tokens=tokens)
-                    cache.save(folder / str(new.memory))
-                    self._count(folder)
-                    self.check_room(0)
-                content = asdict(new)
-                write_json(folder / CONTENT, {"saved": content, "sha256": _digest(content)})
+                cache.save(folder / str(1 if newest is None else int(newest.name) + 1))
             finally:
                 _remove_left_over(folder)
                 self._count(folder)
 
-    def delete(self, key: str, kind: str, name: str) -> None:
-        """Forget a memory. Raises Missing where there is none."""
-        folder = self._folder(key, kind, name)
+    def delete(self, key: str, name: str) -> None:
+        """Forget a document. Raises Missing where there is none."""
+        folder = self._folder(key, name)
         with self._writing:
-            if not (folder / CONTENT).is_file():
-                raise _missing(kind, name)
-            (folder / CONTENT).unlink()
-            shutil.rmtree(folder, ignore_errors=True)
+            if (newest := _newest(folder)) is None:
+                raise _missing(name)
+            newest.rename(newest.with_name(f".{newest.name}"))  # so that a kill leaves no part of it
+            _remove_left_over(folder)
             self._count(folder)
 
     def _count(self, folder: Path) -> None:
@@ -223,10 +172,10 @@ class Memories:
         else:
             self._sizes.pop(folder, None)
 
-    def _folder(self, key: str, kind: str, name: str) -> Path:
+    def _folder(self, key: str, name: str) -> Path:
         if not NAME.fullmatch(name):
-            raise UserError(f"{kind[:-1]}={name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores")
-        return self._settings.folder / hashlib.sha256(key.encode()).hexdigest()[:32] / kind / name
+            raise UserError(f"document={name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores")
+        return self._settings.folder / hashlib.sha256(key.encode()).hexdigest()[:32] / name
 
 
 def _locked(folder: Path) -> FileLock:
@@ -252,18 +201,18 @@ def _locked(folder: Path) -> FileLock:
 
 @contextmanager
 def _full_or_not() -> Iterator[None]:
-    """Go on where the disk is full: else nobody could ask the server to delete memories."""
+    """Go on where the disk is full: else nobody could ask the server to delete documents."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        LOG.error("%s: the disk is full: memories can be asked and deleted", error.filename)
+        LOG.error("%s: the disk is full: documents can be asked and deleted", error.filename)
 
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Raise Full for a full disk, and Failed for another error of the system. what: the memory."""
+    """Raise Full for a full disk, and Failed for another error of the system. what: the document."""
     try:
         yield
     except Full:
@@ -272,30 +221,26 @@ def _one_line(what: str) -> Iterator[None]:
         LOG.error("%s: %s", what, error)
         of_system = error if isinstance(error, OSError) else error.__cause__
         if isinstance(of_system, OSError) and of_system.errno in FULL:
-            raise Full(f"{what}: the server's disk is full; delete some memories") from error
+            raise Full(f"{what}: the server's disk is full; delete some documents") from error
         raise Failed(f"{what} could not be saved") from error
 
 
-def _missing(kind: str, name: str) -> Missing:
-    return Missing(f"{kind[:-1]} {name}: there is none of this name")
+def _missing(name: str) -> Missing:
+    return Missing(f"document {name}: there is none of this name")
 
 
-def _saved(folder: Path) -> Saved:
-    """What is saved in a folder. Raises UserError where it is damaged."""
-    content = read_json(folder / CONTENT, KEYS)
-    if _digest(content["saved"]) != content["sha256"]:
-        raise UserError(f"{folder / CONTENT} is damaged: delete its folder")
-    return Saved(**content["saved"])
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _newest(folder: Path) -> Path | None:
+    """The folder of a document that counts; None: there is none."""
+    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    return folder / str(max(numbers)) if numbers else None
 
 
 def _remove_left_over(folder: Path) -> None:
-    """Delete what `save` left in a memory's folder before it failed or was killed: all but its content."""
-    kept = {folder / CONTENT, folder / str(_saved(folder).memory)} if (folder / CONTENT).is_file() else set()
-    for path in set(folder.iterdir()) - kept:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if not kept:
-        folder.rmdir()
+    """Delete what is in a document's folder beside the newest: an older one, and what a kill has left."""
+    newest = _newest(folder)
+    for path in folder.glob("*"):
+        if path != newest and path.name.lstrip(".").partition(".")[0].isdecimal():
+            shutil.rmtree(path, ignore_errors=True)
+    if newest is None:
+        with suppress(OSError):  # it has something else, or there is none
+            folder.rmdir()

@@ -1,4 +1,4 @@
-"""The bodies of requests: OpenAI's fields, those that other servers of models have, and sessions and documents."""
+"""The bodies of requests: OpenAI's fields, those that other servers of models have, and documents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Body(BaseModel):
 
 
 class Asked(_Body):
-    """What both kinds of completions have. session: goes on with this memory. document: starts from this one."""
+    """What both kinds of completions have. document: is read before the prompt."""
 
     model: Text | None = None
     max_tokens: int | None = Field(None, description="-1: as many as the server allows")
@@ -54,7 +54,6 @@ class Asked(_Body):
     logprobs: bool | int = Field(False, description="of a chat true or false, of a text the number of tokens")
     top_logprobs: int = Field(0, ge=0, le=20)
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
-    session: Text | None = None
     document: Text | None = None
     # Fields that would change the answer, and have no effect here: only the values without one are allowed.
     presence_penalty: float = 0
@@ -65,8 +64,6 @@ class Asked(_Body):
     def _fits_together(self) -> Asked:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for a streamed answer: set stream")
-        if self.session is not None and self.n > 1:
-            raise ValueError("n: a session goes on with one answer; leave n or session out")
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
         for name in self._without_effect():
@@ -100,11 +97,9 @@ class Completion(Asked):
     suffix: str = ""
 
     @model_validator(mode="after")
-    def _session_has_one_prompt(self) -> Completion:
+    def _fields_are_in_range(self) -> Completion:
         if not self.prompts:
             raise ValueError("prompt: there is none")
-        if self.session is not None and len(self.prompts) > 1:
-            raise ValueError("prompt: a session goes on with one prompt")
         if self.logprobs is True or not 0 <= self.logprobs <= 5:
             raise ValueError(f"logprobs: a number from 0 to 5, not {self.logprobs}")
         return self

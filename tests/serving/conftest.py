@@ -1,4 +1,4 @@
-"""A server over a real port, its clients, and what the model says when nobody else asks it."""
+"""A server over a real port, its clients, and the model's own answers."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ from landmark.serving.memories import ServerSettings
 from tests.huggingface.conftest import make_tokenizer, wrapped_model
 
 KEYS = "first-key", "second-key"
-LIMITS = {"body": 4000, "sessions": 40, "disk": 10 << 20, "tokens": 50}
+LIMITS = {"body": 4000, "documents": 40, "disk": 10 << 20, "tokens": 50}
 
 
 @pytest.fixture(scope="session")
@@ -84,22 +84,12 @@ def http(server):
 
 
 @torch.no_grad()
-def greedily(model, tokenizer, *turns, count=4, memory=None, end=None):
-    """The answers to turns of one session, read one after the other with one memory. None: an empty one.
-
-    What the model has said last is read with the next turn.
-    """
-    end = tokenizer.eos_token_id if end is None else end
-    memory, answers, last = memory or model.new_memory(), [], []
-    for turn in turns:
-        ids, answer = [*last, *tokenizer(turn)["input_ids"]], []
-        while len(answer) < count:
-            logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
-            if model.landmarks.token is not None:
-                logits[model.landmarks.token] = -torch.inf
-            ids = last = [int(logits.argmax())]
-            if last == [end]:
-                break
-            answer += last
-        answers.append(tokenizer.decode(answer))
-    return answers
+def greedily(model, tokenizer, prompt, document=None):
+    """The model's own answer to a prompt, after a document that is read before."""
+    ids, memory = tokenizer(prompt, return_tensors="pt").input_ids, model.new_memory()
+    if document is not None:
+        before = tokenizer(document, return_tensors="pt").input_ids
+        model(before, past_key_values=memory, logits_to_keep=1)
+        ids = torch.cat([before, ids], 1)
+    found = model.generate(ids, past_key_values=memory, max_new_tokens=4, do_sample=False)
+    return tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)

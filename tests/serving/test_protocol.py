@@ -15,7 +15,7 @@ from tests.serving.conftest import KEYS, Server
 
 pytestmark = pytest.mark.timeout(900)
 
-HALVES = b'"stop": ["\\udfff"]', b'"model": "\\ud800"', b'"session": "\\ud800"', b'"prompt": "a\\ud800b"'
+HALVES = b'"stop": ["\\udfff"]', b'"model": "\\ud800"', b'"document": "\\ud800"', b'"prompt": "a\\ud800b"'
 CHAT = {"model": "landmark", "messages": [{"role": "user", "content": "Who waits?"}], "max_tokens": 4}
 
 
@@ -95,22 +95,21 @@ def test_probabilities_are_those_of_the_model(server, model, tokenizer):
     assert text == server.ask(prompt).choices[0].text
 
 
-def test_sessions_and_documents_are_listed_and_deleted(server, http):
+def test_documents_are_listed_replaced_and_deleted(server, http):
     document = http.post("/documents", json={"text": "Herons wait."}).json()
-    server.ask("Who? ", extra_body={"session": "listed"})
-    assert document in http.get("/documents").json()["data"]
-    named = http.put("/documents/book", content=b"Herons wait.")
-    assert named.json() == {"id": "book", "object": "document", "tokens": 12}
+    for text in ("A crow.", "Herons wait."):
+        named = http.put("/documents/book", content=text.encode())
+        assert named.json() == {"id": "book", "object": "document", "tokens": len(text)}
+    listed = http.get("/documents").json()["data"]
+    assert all(each in listed for each in (document, named.json()))
     asked = {"temperature": 0, "max_tokens": 4, "prompt": "Who? "}
     both = [http.post("/completions", json={**asked, "document": each}).json() for each in ("book", document["id"])]
     assert both[0]["choices"] == both[1]["choices"]
     assert http.put("/documents/book", content=b"\xff").status_code == 400
-    listed = {each["id"]: each for each in http.get("/sessions").json()["data"]}
-    assert listed["listed"] == {"id": "listed", "object": "session", "tokens": 9}
-    assert server.http(KEYS[1]).get("/sessions").json() == {"object": "list", "data": []}
-    assert http.delete("/sessions/listed").json()["deleted"]
-    assert http.delete(f"/documents/{document['id']}").json()["deleted"]
-    assert "listed" not in {each["id"] for each in http.get("/sessions").json()["data"]}
+    assert server.http(KEYS[1]).get("/documents").json() == {"object": "list", "data": []}
+    assert http.delete("/documents/book").json() == {"id": "book", "object": "document", "deleted": True}
+    assert http.delete("/documents/book").status_code == 404
+    assert "book" not in {each["id"] for each in http.get("/documents").json()["data"]}
 
 
 TEXT, TALK = "completions", "chat/completions"
@@ -142,11 +141,9 @@ def talk(**given):
         (*text([]), "there is none"),
         (*text([[1, 999]]), "999 is no id"),
         (*text([257]), "257 is no id"),
-        (*text(["one", "two"], session="many"), "a session goes on with one prompt"),
         (*text(temperature=-1), "temperature"),
         (*text(n=0), "n: "),
-        (*text(n=2, session="two"), "n: a session goes on with one answer"),
-        (*text(session="../../etc"), "a name has 1 to 64"),
+        (*text(document="../../etc"), "a name has 1 to 64"),
         (*text(max_tokens=0), "max_tokens: 0 is less than 1"),
         (*text(seed=2**70), "seed"),
         (*text(stream_options={"include_usage": True}), "stream_options is for a streamed answer"),
@@ -173,7 +170,7 @@ def test_refusals_have_openais_form_and_one_line(http, path, body, status, said)
 
 
 def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, monkeypatch):
-    server.ask("Who? ", extra_body={"session": "damaged"})
+    http.put("/documents/damaged", content=b"Herons wait.")
     save = LandmarkCache.save
 
     def full(self, folder, *_, **__):
@@ -189,12 +186,12 @@ def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, m
         assert found.json()["error"]["type"] == "server_error"
         assert str(server.folder) not in found.text
     monkeypatch.setattr(LandmarkCache, "save", save)
-    next(path for path in server.folder.rglob("content.json") if "damaged" in str(path)).write_text("{")
-    with pytest.raises(openai.InternalServerError, match="session damaged cannot be read") as error:
-        server.ask("Where? ", extra_body={"session": "damaged"})
+    next(server.folder.glob("*/damaged/1/windows.safetensors")).write_text("{")
+    with pytest.raises(openai.InternalServerError, match="document damaged cannot be read") as error:
+        server.ask("Where? ", extra_body={"document": "damaged"})
     assert error.value.status_code == 500
     assert str(server.folder) not in str(error.value)
-    assert json.loads(http.delete("/sessions/damaged").text)["deleted"]
+    assert json.loads(http.delete("/documents/damaged").text)["deleted"]
 
 
 @pytest.mark.parametrize("path", ["completions", "documents"])
@@ -208,7 +205,7 @@ def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_pa
         return forward(self, *given, **named)
 
     monkeypatch.setattr(type(model), "forward", slow)
-    body = {"text": "A heron. " * 300} if path == "documents" else {"prompt": "A", "session": "left"}
+    body = {"text": "A heron. " * 300} if path == "documents" else {"prompt": "A"}
     with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
         with pytest.raises(httpx.ReadTimeout):
             running.http().post(f"/{path}", json=body, timeout=httpx.Timeout(60, read=0.5))
@@ -217,5 +214,5 @@ def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_pa
             assert time.monotonic() < until, "it goes on"
             before = len(calls)
             time.sleep(0.5)
-        assert running.ask("Again. ", extra_body={"session": "left"}).choices
+        assert running.ask("Again. ").choices
         assert len(running.http().get("/documents").json()["data"]) == 0

@@ -9,7 +9,6 @@ import torch
 
 from landmark.huggingface import wrap
 from landmark.serving.answering import Answering, Sampling
-from landmark.serving.memories import Memories
 from tests.huggingface.conftest import SETTINGS, make_model
 from tests.serving.conftest import KEYS, Server
 from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
@@ -80,38 +79,6 @@ def test_a_client_that_sends_its_history_again_has_its_new_tokens_read_alone(ser
     assert of_another.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_a_session_notices_its_own_history(server):
-    """New messages alone, the whole chat, and one with an edited message are the same text to the model."""
-    whole, alone = [user("Who waits? " * 5)], [user("Who waits? " * 5)]
-    turn(server, whole, session="one")
-    turn(server, alone, session="two")
-    assert whole == alone
-    for text in ("Where?", "Then?"):
-        whole.append(user(text))
-        first = turn(server, whole, session="one")
-        second = turn(server, new := [user(text)], session="two")
-        assert new[-1] == whole[-1]
-        assert first[1] == second[1]
-    del whole[3:]
-    whole[2] = user("When?")
-    edited = turn(server, whole, session="one")
-    assert edited[0] < 60
-    assert edited[1] < first[1]
-    listed = {each["id"]: each["tokens"] for each in server.http().get("/sessions").json()["data"]}
-    assert listed["one"] == edited[1] + 4
-    assert listed["two"] == second[1] + 4
-
-
-def test_a_short_turn_of_a_long_session_writes_and_loads_no_memory(server, monkeypatch):
-    server.ask("A heron. " * 60, extra_body={"session": "long"})
-    written = {path: path.stat().st_mtime_ns for path in server.folder.rglob("*.blocks")}
-    monkeypatch.setattr(Memories, "memory", None)
-    for number in range(3):
-        server.ask(f"{number}? ", extra_body={"session": "long"})
-    assert {path: path.stat().st_mtime_ns for path in server.folder.rglob("*.blocks")} == written
-    assert server.http().get("/sessions").json()["data"][0]["tokens"] == 540 + 3 * 3 + 4 * 4
-
-
 def test_a_text_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
     model, tokenizer = make()
     monkeypatch.setattr(Answering, "read", None)
@@ -158,7 +125,7 @@ def test_health_schemas_and_preflights_need_no_key(server):
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/docs").status_code == 200
         schemas = client.get("/openapi.json").json()["components"]["schemas"]
-        assert {"session", "document", "min_p"} <= set(schemas["Chat"]["properties"])
+        assert {"document", "min_p"} <= set(schemas["Chat"]["properties"])
         asked = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
         asked["Access-Control-Request-Headers"] = "authorization,content-type"
         allowed = client.options("/v1/chat/completions", headers=asked)

@@ -1,7 +1,5 @@
 """The server over a real port, asked by the real client of OpenAI and by 32 clients at once."""
 
-import contextlib
-import copy
 import gc
 import threading
 import time
@@ -11,13 +9,12 @@ import httpx
 import openai
 import pytest
 import tokenizers
-import torch
 from transformers import PreTrainedTokenizerFast
 
+from landmark.huggingface import PrefixCache
+from landmark.serving import answering
 from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
-from landmark.serving.memories import ServerSettings
-from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
 
@@ -26,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)  # for a busy machine
 
 def test_completions_are_the_models_own(server, model, tokenizer):
     prompt = "The heron waits. " * 4
-    expected = greedily(model, tokenizer, prompt)[0]
+    expected = greedily(model, tokenizer, prompt)
     found = server.ask(prompt)
     assert found.choices[0].text == expected
     assert found.usage.prompt_tokens == len(prompt)
@@ -118,7 +115,7 @@ def test_bytes_that_are_no_letters_are_shown_as_they_come():
 
 def test_chats_are_read_as_their_template_says(server, model, tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who waits?"}]
-    expected = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")[0]
+    expected = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")
     chat = server.client().chat.completions
     asked = {"model": "landmark", "messages": messages, "max_tokens": 4, "temperature": 0}
     found = chat.create(**asked)
@@ -127,80 +124,41 @@ def test_chats_are_read_as_their_template_says(server, model, tokenizer):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
 
 
-def test_sessions_of_32_clients_at_once_are_apart(server, http, model, tokenizer):
-    """Each reads a text of its own in two turns; half of them stream. All answer as if they were alone."""
-    turns = [(f"{number} herons wait by the lake. ", f"And then {number * 7} came. ") for number in range(32)]
-    expected = [greedily(model, tokenizer, *each) for each in turns]
+def test_32_clients_at_once_are_answered_as_if_alone(server, model, tokenizer):
+    """Each asks about a text of its own, which then goes on; half of them stream."""
+    turns = [f"{number} herons. " for number in range(32)]
+    turns = [(first, f"{first}Then {number * 7} came. ") for number, first in enumerate(turns)]
+    expected = [[greedily(model, tokenizer, turn) for turn in each] for each in turns]
     assert len({tuple(each) for each in expected}) > 16
 
     def talk(number):
-        said = []
-        for turn in turns[number]:
-            asked = {"extra_body": {"session": f"client-{number}"}}
-            if number % 2:
-                stream = server.ask(turn, stream=True, **asked)
-                said.append("".join(chunk.choices[0].text for chunk in stream))
-            else:
-                said.append(server.ask(turn, **asked).choices[0].text)
-        return said
+        if number % 2:
+            return ["".join(part.choices[0].text for part in server.ask(turn, stream=True)) for turn in turns[number]]
+        return [server.ask(turn).choices[0].text for turn in turns[number]]
 
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(talk, range(32))) == expected
-    for number in range(32):
-        assert http.delete(f"/sessions/client-{number}").json()["deleted"]
-    assert http.delete("/sessions/client-3").status_code == 404
-
-
-def test_a_session_reads_the_end_of_an_answer(tokenizer, tmp_path):
-    """The model was trained on texts in which each answer has its end."""
-    model = wrapped_model("gemma3", local=16)
-    turns = "Two herons. ", "Which? "
-    ids = torch.tensor([tokenizer(turns[0])["input_ids"]])
-    said = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :].tolist()
-    model.generation_config.eos_token_id = end = said[-1]
-    expected = greedily(model, tokenizer, *turns, count=12, end=end)
-    with Server(model, tokenizer, tmp_path) as running:
-        asked = {"extra_body": {"session": "ends", "max_tokens": 12}}
-        assert [running.ask(turn, **asked).choices[0].text for turn in turns] == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}])
-def test_a_session_outlives_the_server(settings, tokenizer, tmp_path):
-    model = wrapped_model("gemma3", make_tokenizer(), local=16, **settings)
-    turns = "The heron waits. " * 4, "Who waits? "
-    expected = greedily(model, tokenizer, *turns)
+def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tmp_path):
+    model = wrapped_model("gemma3", local=16, **settings)
+    text, questions = "The report says that herons wait. " * 5, ("Who waits? ", "Who waits? ", "Where? ")
+    expected = [greedily(model, tokenizer, question, text) for question in questions]
     with Server(model, tokenizer, tmp_path) as running:
-        assert running.ask(turns[0], extra_body={"session": "a"}).choices[0].text == expected[0]
+        posted = running.http().post("/documents", json={"text": text}).json()
+        assert posted == {"id": posted["id"], "object": "document", "tokens": len(text)}
+        found = [running.ask(question, extra_body={"document": posted["id"]}) for question in questions]
+        with pytest.raises(openai.NotFoundError, match="there is none of this name"):
+            running.ask(questions[0], KEYS[1], extra_body={"document": posted["id"]})
     with Server(model, tokenizer, tmp_path) as running:
-        assert running.ask(turns[1], extra_body={"session": "a"}).choices[0].text == expected[1]
-
-
-def test_another_key_does_not_see_a_session(server, model, tokenizer):
-    first, second = "A secret heron. ", "What was it? "
-    server.ask(first, extra_body={"session": "same"})
-    found = server.ask(second, KEYS[1], extra_body={"session": "same"}).choices[0].text
-    assert found == greedily(model, tokenizer, second)[0]
-    assert (
-        server.ask(second, extra_body={"session": "same"}).choices[0].text
-        == greedily(model, tokenizer, first, second)[1]
-    )
-
-
-def test_a_document_is_posted_once_and_asked_often(server, http, model, tokenizer):
-    text, question = "The report says that herons wait. " * 5, "Who waits? "
-    posted = http.post("/documents", json={"text": text}).json()
-    assert posted["tokens"] == len(text)
-    with torch.no_grad():
-        memory = model.new_memory()
-        model(torch.tensor([tokenizer(text)["input_ids"]]), past_key_values=memory)
-    for asked in (question, question, "Where? "):
-        found = server.ask(asked, extra_body={"document": posted["id"]}).choices[0].text
-        assert found == greedily(model, tokenizer, asked, memory=copy.deepcopy(memory))[0]
-    server.ask(question, extra_body={"document": posted["id"], "session": "about-it"})
-    with pytest.raises(openai.BadRequestError, match="a document can only begin a new one"):
-        server.ask(question, extra_body={"document": posted["id"], "session": "about-it"})
-    with pytest.raises(openai.NotFoundError, match="there is none of this name"):
-        server.ask(question, KEYS[1], extra_body={"document": posted["id"]})
+        found += [running.ask(question, extra_body={"document": posted["id"]}) for question in questions]
+        chat = [{"role": "user", "content": "Who? "}]
+        asked = {"model": "landmark", "messages": chat, "temperature": 0, "max_tokens": 4}
+        of_chat = running.client().chat.completions.create(**asked, extra_body={"document": posted["id"]})
+    assert [each.choices[0].text for each in found] == expected * 2
+    assert all(each.usage.prompt_tokens_details.cached_tokens >= len(text) for each in [*found, of_chat])
+    assert of_chat.choices[0].message.content == greedily(model, tokenizer, "user: Who? \nassistant:", text)
 
 
 def test_keys_and_bodies_that_are_wrong_are_refused(server):
@@ -213,44 +171,33 @@ def test_keys_and_bodies_that_are_wrong_are_refused(server):
     assert refused.status_code == 401, "the body was read before the key"
 
 
-def test_sessions_and_disk_have_an_end(model, tokenizer, tmp_path):
-    with Server(model, tokenizer, tmp_path / "few", sessions=2) as running:
-        for number in range(2):
-            running.ask("Hello. ", extra_body={"session": f"number-{number}"})
-        with pytest.raises(openai.InternalServerError, match="this server keeps no more") as error:
-            running.ask("Hello. ", extra_body={"session": "number-2"})
-        assert error.value.status_code == 507
-        running.ask("More. ", extra_body={"session": "number-1"})
-        streamed = running.ask("Hello. ", stream=True, extra_body={"session": "number-2"})
-        with pytest.raises(openai.APIError, match="this server keeps no more"):
-            list(streamed)
-    with (
-        Server(model, tokenizer, tmp_path / "small", disk=1000) as running,
-        pytest.raises(openai.InternalServerError, match="there is no room for"),
-    ):
-        running.ask("Hello. ", extra_body={"session": "one"})
+def test_documents_and_disk_have_an_end(model, tokenizer, tmp_path):
+    with Server(model, tokenizer, tmp_path / "few", documents=2) as running:
+        found = [running.http().put(f"/documents/{name}", content=b"Hello. ") for name in "abb"]
+        assert [each.status_code for each in found] == [200, 200, 200]
+        refused = running.http().put("/documents/c", content=b"Hello. ")
+    assert refused.status_code == 507
+    assert "this server keeps no more" in refused.json()["error"]["message"]
+    with Server(model, tokenizer, tmp_path / "small", disk=1000) as running:
+        assert "there is no room for" in running.http().put("/documents/a", content=b"Hello. ").text
 
 
-def test_a_session_answers_one_request_at_a_time(model, tokenizer, tmp_path):
-    """A stream that is not read to its end leaves the session free, and as it was, without the garbage collector."""
-    first, second = "Once. ", "Then. "
-    asked = {"extra_body": {"session": "busy"}}
+def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, tmp_path, monkeypatch):
+    """Without the garbage collector."""
+    made = []
+    monkeypatch.setattr(answering, "PrefixCache", lambda *given: made.append(PrefixCache(*given)) or made[-1])
     gc.disable()
     try:
         with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
-            running.ask(first, **asked)
-            body = {"prompt": "Never read. ", "max_tokens": 100_000, "stream": True, "session": "busy"}
+            body = {"prompt": "Never read. ", "max_tokens": 100_000, "stream": True}
             with running.http().stream("POST", "/completions", json=body) as stream:
                 events = stream.iter_bytes()  # httpx closes the stream when nothing holds this
                 next(events)
-                with pytest.raises(openai.ConflictError, match="is answering another request"):
-                    running.ask(second, **asked)
-            found, until = None, time.monotonic() + 30
-            while found is None and time.monotonic() < until:
-                with contextlib.suppress(openai.ConflictError):
-                    found = running.ask(second, **asked)
-            assert found is not None, "the session is still in use"
-            assert found.choices[0].text == greedily(model, tokenizer, first, second)[1]
+                assert [kept.in_use for kept in made[0]._kept] == [True]
+            until = time.monotonic() + 30
+            while made[0]._kept[0].in_use:
+                assert time.monotonic() < until, "it is still in use"
+                time.sleep(0.02)
     finally:
         gc.enable()
 
@@ -264,10 +211,3 @@ def test_a_second_server_of_a_folder_ends_with_one_line(server, model, tokenizer
     assert error.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "keeps its memories here: stop it, or name another folder with --memories" in said
-
-
-def test_settings_out_of_range_are_refused(tmp_path):
-    with pytest.raises(UserError, match="at least one key"):
-        ServerSettings(tmp_path, ())
-    with pytest.raises(UserError, match="tokens=0"):
-        ServerSettings(tmp_path, KEYS, tokens=0)

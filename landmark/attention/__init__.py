@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from landmark.attention.blockwise import landmark_attention_blockwise, landmark_attention_in_graph
+from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.extra import ContextMiss, Sinks
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
@@ -147,8 +147,6 @@ def landmark_attention(
             return _of_no_query(inputs)
         if backend == "triton":
             return landmark_attention_fused(inputs)
-        if backend == "blockwise" and torch.compiler.is_compiling():
-            return landmark_attention_in_graph(inputs)
         attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
         return inputs.one_by_one(attend)
 

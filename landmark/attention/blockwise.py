@@ -18,7 +18,7 @@ window, rows up to a whole block (blockwise_tiles.py). N: sequences, the heads o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +35,7 @@ TILE_SIZE = 1 << 20  # scores of the sequences computed together; they fit into 
 
 
 class Sequences(NamedTuple):
-    """Some samples and heads of the batch, which are computed together.
-
-    rows, heads: slices of the batch and of the heads. alignment: of these windows.
-    """
+    """Some samples and heads of the batch, which are computed together, and the alignment of their windows."""
 
     rows: slice
     heads: slice
@@ -90,10 +87,7 @@ class Padded(NamedTuple):
 
     @staticmethod
     def of(part: Sequences, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> Padded:
-        """Those of a part.
-
-        extra: (B, H, T), as above; None: there is no such place.
-        """
+        """Those of a part. extra: (B, H, T), as above."""
         q, k, v = (x[part.rows, part.heads] for x in (inputs.q, inputs.k, inputs.v))
         alignment, (sequences, dim) = part.alignment, (len(q) * q.shape[1], q.shape[3])
         keys = alignment.blocks * alignment.width
@@ -156,11 +150,8 @@ def _forward(part: Sequences, inputs: AttentionInputs, work: Workspace, out: Ten
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of the forward pass.
-
-    out: (B, H, T, d). extra_weight: (B, H, T), of the place without a value; None: there is none. of_tiles: what
-    `_forward` returned, of all parts.
-    """
+    """What a part's backward pass needs: out (B, H, T, d), the weight (B, H, T) of the place without a value, and what
+    `_forward` returned."""
 
     out: Tensor
     extra_weight: Tensor | None
@@ -168,7 +159,7 @@ class Kept(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients, each of the shape of what it belongs to; None where there is no such input."""
+    """Of the whole batch."""
 
     q: Tensor
     k: Tensor
@@ -185,10 +176,7 @@ def _backward(
     work: Workspace,
     into: Gradients,
 ) -> None:
-    """Write a part's gradients.
-
-    do: (B, H, T, d). d_lse: (B, H, T); None: 0. kept: with the tiles of this part alone. into: of the whole batch.
-    """
+    """Write a part's gradients. do: (B, H, T, d). d_lse: (B, H, T); None: 0."""
     here, alignment = (part.rows, part.heads), part.alignment
     row_mean = (do[here] * kept.out[here]).sum(-1, keepdim=True)  # D_i
     if d_lse is not None:
@@ -278,43 +266,19 @@ def _rows_first(x: Tensor) -> Tensor:
     return x.new_empty(batch, length, heads, dim).transpose(1, 2)
 
 
-def forward(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Kept]:
-    """Output (B, H, T, d), outer log-sum-exp (B, H, T), and what `backward` needs, of inputs in one type."""
-    q = inputs.q
-    out, lse, of_tiles = _rows_first(q), q.new_empty(q.shape[:3]), []
-    work = workspace(q)
-    for part in _parts(inputs):
-        of_tiles += _forward(part, inputs, work, out[part.rows, part.heads], lse[part.rows, part.heads])
-    extra_weight = None if inputs.extra is None else (inputs.extra - lse).clamp(max=0).exp()
-    return out, lse, Kept(out, extra_weight, of_tiles)
-
-
-def backward(inputs: AttentionInputs, kept: Kept, do: Tensor, d_lse: Tensor | None) -> Gradients:
-    """The gradients. Args: inputs as in `forward`; kept, what that returned; do (B, H, T, d); d_lse (B, H, T) or 0."""
-    q, of_tiles = inputs.q, kept.of_tiles
-    into = Gradients(
-        _rows_first(q),
-        _rows_first(inputs.k),
-        _rows_first(inputs.v),
-        None if inputs.extra is None else torch.empty_like(inputs.extra),
-    )
-    work = workspace(q)
-    for part in _parts(inputs):
-        count = 2 * len(part.tiles())
-        _backward(part, inputs, kept._replace(of_tiles=of_tiles[:count]), do, d_lse, work, into)
-        of_tiles = of_tiles[count:]
-    return into
-
-
 class _Blockwise(torch.autograd.Function):
-    """`forward` and `backward`; q, k, v and extra have gradients, and the others come in `settings`."""
+    """q, k, v and extra have gradients, and the others come in `settings`."""
 
     @staticmethod
     def forward(
         ctx, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, settings: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
-        out, lse, kept = forward(settings._replace(q=q, k=k, v=v, extra=extra))
-        ctx.save_for_backward(q, k, v, extra, kept.out, kept.extra_weight, *kept.of_tiles)
+        inputs, work = settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
+        out, lse, of_tiles = _rows_first(q), q.new_empty(q.shape[:3]), []
+        for part in _parts(inputs):
+            of_tiles += _forward(part, inputs, work, out[part.rows, part.heads], lse[part.rows, part.heads])
+        extra_weight = None if extra is None else (extra - lse).clamp(max=0).exp()
+        ctx.save_for_backward(q, k, v, extra, out, extra_weight, *of_tiles)
         ctx.settings = settings._replace(q=None, k=None, v=None, extra=None)  # the tensors are saved
         ctx.set_materialize_grads(False)
         return out, lse
@@ -323,88 +287,21 @@ class _Blockwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_out: Tensor | None, grad_lse: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, extra, out, extra_weight, *of_tiles = ctx.saved_tensors
-        inputs = ctx.settings._replace(q=q, k=k, v=v, extra=extra)
+        inputs, work = ctx.settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        return *backward(inputs, Kept(out, extra_weight, of_tiles), grad_out, grad_lse), None
+        of_extra = None if extra is None else torch.empty_like(extra)
+        into = Gradients(*map(_rows_first, (q, k, v)), of_extra)
+        for part in _parts(inputs):
+            count = 2 * len(part.tiles())
+            _backward(part, inputs, Kept(out, extra_weight, of_tiles[:count]), grad_out, grad_lse, work, into)
+            of_tiles = of_tiles[count:]
+        return *into, None
 
 
+@torch.compiler.disable  # its loops depend on the phases of the windows, which a graph does not hold
 def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention.
-
-    Inputs in half precision are computed in float32.
-    """
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T); half precision is computed in float32."""
     dtype = inputs.q.dtype
     inputs = inputs.to(torch.promote_types(dtype, torch.float32))
     out, lse = _Blockwise.apply(*inputs[:4], inputs)
     return out.to(dtype), lse
-
-
-# As one operator of a graph that `torch.compile` makes: its loops depend on the phases of the windows, which a graph
-# does not hold. Its backward pass computes the forward pass again.
-_INPUTS = 7  # of `AttentionInputs`, the tensors come first; four of them have gradients
-_SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor? extra, Tensor phase, Tensor? controlled, Tensor? cu_seqlens, "
-    "int block_size, int prefix, float scale, float? softcap, int? top_k, float alpha"
-)
-
-
-@torch.library.custom_op("landmark::blockwise", mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor)")
-def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and outer log-sum-exp (B, H, T). The arguments are those of `AttentionInputs`."""
-    with torch.no_grad():
-        out, lse = AttentionInputs(*arguments).one_by_one(landmark_attention_blockwise)
-    return out.contiguous(), lse.contiguous()
-
-
-@_operator.register_fake
-def _(q, *_):
-    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_empty(q.shape), lse
-
-
-@torch.library.custom_op(
-    "landmark::blockwise_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad_out, Tensor grad_lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _operator_backward(grad_out: Tensor, grad_lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and extra; those of inputs that are not there are empty."""
-    inputs = AttentionInputs(*arguments)
-    whole = [_empty(x, inputs.q, torch.zeros_like) for x in inputs[:4]]
-    for rows, own in inputs.documents():
-        own = own.to(torch.promote_types(own.q.dtype, torch.float32))
-        kept = forward(own)[2]
-        do, d_lse = grad_out[:, :, rows].to(own.q.dtype), grad_lse[:, :, rows]
-        for into, gradient in zip(whole, backward(own, kept, do, d_lse), strict=True):
-            if gradient is not None:
-                into[:, :, rows] = gradient
-    return tuple(whole)
-
-
-def _empty(x: Tensor | None, like: Tensor, make: Any) -> Tensor:
-    return like.new_empty(0) if x is None else make(x, memory_format=torch.contiguous_format)
-
-
-@_operator_backward.register_fake
-def _(_, __, *arguments):
-    return tuple(_empty(x, arguments[0], torch.empty_like) for x in arguments[:4])
-
-
-def _keep_inputs(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:_INPUTS])
-    ctx.numbers = inputs[_INPUTS:]
-
-
-def _backward_in_graph(ctx, grad_out: Tensor, grad_lse: Tensor):
-    saved = ctx.saved_tensors  # activation checkpointing allows reading them once
-    gradients = _operator_backward(grad_out.contiguous(), grad_lse.contiguous(), *saved, *ctx.numbers)
-    wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
-    return *wanted, *[None] * (len(AttentionInputs._fields) - len(gradients))
-
-
-_operator.register_autograd(_backward_in_graph, setup_context=_keep_inputs)
-
-
-def landmark_attention_in_graph(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """`landmark_attention_blockwise`, of packed documents too, as an operator: (B, H, T, d) and (B, H, T)."""
-    return _operator(*inputs)

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+ROWS, SAMPLES = ("q", "k", "v", "extra"), ("phase", "controlled")  # inputs with a row for each token, or sample
+
 
 class AttentionInputs(NamedTuple):
     """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
 
-    q: (B, H, T, d), rotated.
-    k, v: (B, H_kv, prefix + T, d). The backend "triton" takes H_kv that divides H; the others get H_kv = H.
-    extra: (B, H, T), scores of a place without a value in the outer softmax, in nats; None: there is none.
-    phase: (samples,), int32 or int64, tokens missing from the first block.
-    controlled: (samples, blocks), bool, landmarks that share the weight of the place without a value; None exactly
-        where `extra` is None.
-    cu_seqlens: (samples + 1,), the rows where packed samples begin and end; None: each element of the batch is one
-        sample.
-    block_size: ℓ, normal tokens of a block.
-    prefix: keys before the first query.
-    scale: factor of the scores.
-    softcap: cap of the scores, in nats; None: there is none. Not for "triton".
-    top_k: gated blocks that a query attends to, those with the best landmarks; None: all. Not for "triton".
-    alpha: how much of the log-sum-exp of its tokens' scores is added to the gate of a block.
+    q: (B, H, T, d). k, v: (B, H_kv, prefix + T, d); but for "triton" with H_kv = H. extra: (B, H, T), scores of a place
+    without a value in the outer softmax, in nats; None: there is none. phase: (samples,), int32 or int64. controlled:
+    (samples, blocks), bool, landmarks that share the weight of that place; None exactly where `extra` is None.
+    cu_seqlens: (samples + 1,), of packed samples; None: each element of the batch is one. softcap, top_k: not for
+    "triton".
     """
 
     q: Tensor
@@ -46,44 +39,26 @@ class AttentionInputs(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> AttentionInputs:
         """The same with all that is computed with in one type."""
-        names = ("q", "k", "v", "extra")
-        return self._replace(**{name: x if (x := getattr(self, name)) is None else x.to(dtype) for name in names})
-
-    def documents(self) -> Iterator[tuple[slice, AttentionInputs]]:
-        """The rows and the inputs of each packed document that has tokens; all of them, where nothing is packed."""
-        if self.cu_seqlens is None:
-            yield slice(None), self
-            return
-        for i, (start, end) in enumerate(itertools.pairwise(self.cu_seqlens.tolist())):
-            if start == end:
-                continue
-            rows, document = slice(start, end), slice(i, i + 1)
-            yield (
-                rows,
-                self._replace(
-                    q=self.q[:, :, rows],
-                    k=self.k[:, :, rows],
-                    v=self.v[:, :, rows],
-                    extra=None if self.extra is None else self.extra[:, :, rows],
-                    phase=self.phase[document],
-                    controlled=None if self.controlled is None else self.controlled[document],
-                    cu_seqlens=None,
-                ),
-            )
+        return self._replace(**{name: x if (x := getattr(self, name)) is None else x.to(dtype) for name in ROWS})
 
     def one_by_one(self, attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of a backend that is called for each document separately."""
         if self.cu_seqlens is None:
             return attend(self)
-        outs, lses = zip(*(attend(document) for _, document in self.documents()), strict=True)
+        found = []
+        for i, (start, end) in enumerate(itertools.pairwise(self.cu_seqlens.tolist())):
+            if start < end:
+                rows = {name: None if (x := getattr(self, name)) is None else x[:, :, start:end] for name in ROWS}
+                own = {name: None if (x := getattr(self, name)) is None else x[i : i + 1] for name in SAMPLES}
+                found.append(attend(self._replace(**rows, **own, cu_seqlens=None)))
+        outs, lses = zip(*found, strict=True)
         return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the type that an enclosing `torch.autocast` computes attention in; without one, as they are.
+    """The tensors in the type that an enclosing `torch.autocast` computes attention in; float64 is left alone.
 
-    Rotary positions and norms return float32 under autocast, projections half precision. As for PyTorch's own
-    attention, all become one type; float64 is left alone.
+    Rotary positions and norms return float32 under autocast, projections half precision: all become one type.
     """
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):

@@ -1,21 +1,19 @@
 """Plain attention: with its log-sum-exp, so that attention to parts can be merged, and causal with a prefix.
 
 Attention with a log-sum-exp uses PyTorch's own kernels: flash attention on the CPU, and on GPUs in half precision,
-there for the forward pass alone; the memory-efficient kernel on GPUs in float32. On another device, or for what they
-lack, the forward pass computes the same with explicit weights, and warns once; there is no backward pass.
+the memory-efficient kernel on GPUs in float32. On another device, or for what they lack, it computes the same with
+explicit weights, and warns once. There is no backward pass.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
@@ -23,14 +21,8 @@ from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.scoring import capped
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 LARGEST_GRID = (1 << 16) - 1  # of CUDA, along the axes on which kernels have batch and heads
 WIDEST = 256  # numbers of a head in CUDA's flash kernels
-
-
-def has_flash(device: str) -> bool:
-    """Whether PyTorch has flash kernels that return the log-sum-exp, forward and backward, for this type of device."""
-    return device == "cpu" and _FORWARD is not None and _BACKWARD is not None
 
 
 @functools.cache
@@ -45,19 +37,13 @@ def _warn(device: str) -> None:
 def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention and its log-sum-exp.
+    """Softmax attention (B, H, T, d), and its log-sum-exp (B, H, T), in float32 for half precision.
 
-    Args:
-        q: (B, H, T, d).
-        k, v: (B, H, S, d).
-        causal: whether to hide keys j > i from query i, both counted from 0.
-        softcap: cap of the scores (scoring.py), which flash kernels do not have; None: there is none.
-
-    Returns (B, H, T, d) and, in float32 for half precision, (B, H, T).
+    q: (B, H, T, d). k, v: (B, H, S, d). causal: hide keys j > i from query i, both counted from 0. softcap: cap of the
+    scores, which flash kernels do not have.
     """
     if softcap is None:
-        if has_flash(q.device.type):
-            assert _FORWARD is not None
+        if q.device.type == "cpu" and _FORWARD is not None:
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)
         if (found := _on_gpu(q, k, v, scale, causal)) is not None:
             return found
@@ -107,46 +93,10 @@ def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple
     return both.addcmul_(other, (other_lse - lse).exp()[..., None].to(out.dtype)), lse
 
 
-class _PrefixAttention(torch.autograd.Function):
-    """Two calls of flash attention, over the prefix and over the queries' own tokens, merged by their log-sum-exps.
-
-    The gradient of the scores is ds = w·(grad_out·v − grad_out·out) with w = exp(s − lse), as in every flash backward
-    pass, also where `out` and `lse` are of a softmax over more keys.
-    """
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, prefix: int) -> Tensor:
-        scale = 1 / math.sqrt(q.shape[-1])
-        before = attention_forward(q, k[:, :, :prefix], v[:, :, :prefix], scale=scale)
-        own = attention_forward(q, k[:, :, prefix:], v[:, :, prefix:], scale=scale, causal=True)
-        out, lse = merged(before, own)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.prefix, ctx.scale = prefix, scale
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_out: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, out, lse = ctx.saved_tensors
-        assert _BACKWARD is not None
-        (dq_before, dk_before, dv_before), (dq_own, dk_own, dv_own) = (
-            _BACKWARD(grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, 0.0, causal, scale=ctx.scale)
-            for keys, causal in ((slice(None, ctx.prefix), False), (slice(ctx.prefix, None), True))
-        )
-        dk, dv = torch.cat([dk_before, dk_own], 2), torch.cat([dv_before, dv_own], 2)
-        return dq_before + dq_own, dk, dv, None
-
-
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0) -> Tensor:
-    """Causal softmax attention of T queries, which belong to the last T of prefix + T keys.
+    """Causal softmax attention of T queries, which belong to the last T of prefix + T keys: (B, H, T, d).
 
-    With a prefix, PyTorch's own attention takes a mask on a GPU, whose kernels know this one without reading it; on the
-    CPU, where they would read a mask of T · (prefix + T) numbers, attention is merged from two parts without a mask.
-
-    q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type. k, v: (B, H_kv, prefix + T,
-    d), k rotated, H_kv a divisor of H.
-
-    Returns (B, H, T, d).
+    q: (B, H, T, d), k, v: (B, H_kv, prefix + T, d), rotated. Under autocast they are computed in its type.
     """
     if q.shape[2] == 1:
         return _attend_to_all(q, k, v)
@@ -155,11 +105,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0) -> Ten
     if prefix == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     q, k, v = as_autocast(q, k, v)
-    with without_autocast(q):
-        if has_flash(q.device.type):
-            return _PrefixAttention.apply(q, k, v, prefix)
-        mask = causal_lower_right(q.shape[2], k.shape[2])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    with without_autocast(q):  # kernels of GPUs know this mask without reading it
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]))
 
 
 # cuDNN, which PyTorch prefers on some GPUs, makes a plan for each number of keys. It seems that a token of three layers

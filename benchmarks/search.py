@@ -53,11 +53,11 @@ class Noting(Best):
 
     asked: list[Question] = field(default_factory=list)
 
-    def choose(self, question: Question) -> Tensor:
+    def choose(self, question: Question, k: int) -> Tensor:
         if not self.is_tied(question):
             store = question.store
             self.asked.append(with_landmarks(question, store.landmarks[:, :, : len(store)].clone()))
-        return super().choose(question)
+        return super().choose(question, k)
 
 
 def run(options: Options, say: Say) -> Report:
@@ -164,11 +164,11 @@ def measure(context: int, asked: list[Question], size: Scale) -> list[Row]:
     making: dict[str, list[float]] = {}
     for name, select in selectors.items():
         started = time.perf_counter()
-        found[name] = chosen(select, asked)
+        found[name] = chosen(select, asked, size.k)
         making[name] = [time.perf_counter() - started]
     for what, few in ((CHUNK, False), (TOKEN, True)):
         functions = {
-            name: partial(chosen, select, [one_token(each) for each in asked] if few else asked)
+            name: partial(chosen, select, [one_token(each) for each in asked] if few else asked, size.k)
             for name, select in selectors.items()
         }
         add(what, "ms", 1e3, interleave(functions, rounds=size.rounds, clock=time.process_time), SCAN)
@@ -179,13 +179,11 @@ def measure(context: int, asked: list[Question], size: Scale) -> list[Row]:
 
 def one_token(question: Question) -> Question:
     """The question of the chunk's last token."""
-    queries = question.queries
-    last = queries.q.shape[2] - 1
-    return replace(question, queries=replace(queries, q=queries.q[:, :, -1:], start=queries.start + last))
+    return replace(question, q=question.q[:, :, -1:], start=question.start + question.q.shape[2] - 1)
 
 
-def chosen(select: Selector, asked: list[Question]) -> list[Tensor]:
-    return [select.choose(each) for each in asked]
+def chosen(select: Selector, asked: list[Question], k: int) -> list[Tensor]:
+    return [select.choose(each, k) for each in asked]
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:

@@ -148,7 +148,7 @@ def landmark_attention(
         if backend == "triton":
             return landmark_attention_fused(inputs)
         attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
-        return inputs.one_by_one(attend)
+        return inputs.one_by_one(attend)  # pyright: ignore[reportArgumentType] (of `disable`)
 
 
 def _inputs(

@@ -290,7 +290,7 @@ class _Blockwise(torch.autograd.Function):
         inputs, work = ctx.settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         of_extra = None if extra is None else torch.empty_like(extra)
-        into = Gradients(*map(_rows_first, (q, k, v)), of_extra)
+        into = Gradients(_rows_first(q), _rows_first(k), _rows_first(v), of_extra)
         for part in _parts(inputs):
             count = 2 * len(part.tiles())
             _backward(part, inputs, Kept(out, extra_weight, of_tiles[:count]), grad_out, grad_lse, work, into)

@@ -181,7 +181,7 @@ class GroupMemory(Memory):
             question, k, v = self._begin(layer, q, k, v)
             rotated, k = rotated_for_local_attention(question, k, self.keys)
             rotated, k, v = exact_for_each_head(rotated, k, v)
-            layout, scale = Window(self.block_size, prefix=k.shape[2] - q.shape[2]), question.queries.scale
+            layout, scale = Window(self.block_size, prefix=k.shape[2] - q.shape[2]), question.scale
             stored, blocks = self._stored_scores(question), len(question.store)
             scores, own = landmark_scores(rotated, k, layout, scale)
             bias = for_each_head(self.bias(layer).to(stored), q.shape[1])
@@ -213,7 +213,7 @@ class GroupMemory(Memory):
 
     def _stored_scores(self, question: Question) -> Tensor:
         """Scores (B, H, T, n) of all stored blocks, the oldest first, at their positions of scoring."""
-        store, q = question.store, question.queries.q
+        store, q = question.store, question.q
         if len(store) == 0:
             return q.new_empty(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))
         queries, keys = question.exact, store.landmarks[:, :, : len(store)]
@@ -230,12 +230,11 @@ class GroupMemory(Memory):
 
         shift: (B, H, T, q), added to the scores of their landmarks.
         """
-        store, lags = question.store, question.lags.attending(len(question.store) - best).expand_as(best)
+        store, ages = question.store, len(question.store) - best
+        lags = question.lags.attending(ages).expand_as(best)
         queries = question.rounded.permute(1, 3, 2, 0, 4).to(store.landmarks.dtype)  # (B, H, T, S, d)
         q = queries.gather(3, (lags - 1)[..., None].expand(*lags.shape, queries.shape[-1]))
-        (batch, heads), kv_heads = best.shape[:2], store.kv_heads
-        first = torch.arange(batch * kv_heads, device=q.device).view(batch, kv_heads) * store.capacity
-        places = (for_each_head(first, heads)[..., None, None] + best).flatten()
+        places = store.places(ages).flatten()
         fetched, landmarks = store.fetch(places), store.read_landmarks(places).view(*q.shape)
         keys, values = (x.view(*best.shape, *store.block_shape) for x in (fetched.read_keys(), fetched.read_values()))
         weights = (q[..., None, :] * keys.to(q.dtype)).sum(-1).softmax(-1)

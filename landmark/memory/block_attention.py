@@ -118,8 +118,7 @@ class SharedBlocks(NamedTuple):
         samples = torch.arange(batch, device=device)[:, None, None]
         q = queries.unflatten(3, (sets, -1)).permute(0, 1, 3, 4, 2, 5)  # (S, B, C, H/C, T, d)
         q = q[lags - 1, samples, torch.arange(sets, device=device)[None, :, None]].flatten(3, 4)
-        first = torch.arange(0, batch * store.kv_heads * store.capacity, store.capacity, device=device)
-        places = (for_each_head(first.view(batch, -1, 1), sets) + store.rows(ages)).flatten()
+        places = store.places(ages).flatten()
         landmarks = store.read_landmarks(places).view(batch, sets, count, dim, 1)
         scores = capped((q.to(landmarks.dtype) @ landmarks)[..., 0], pairs.softcap)
         shared = cls(q, scores, store.fetch(places), (batch, sets, count, heads // sets, length))

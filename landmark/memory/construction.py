@@ -54,5 +54,5 @@ def _selector(settings: MemorySettings, keys: Keys) -> Selector:
     }
     found: Selector = new[settings.scorer]()
     if settings.index != "exact":
-        found = select.Faiss(settings.candidates, "flat" if settings.index == "faiss_flat" else "ivf", best)
+        found = select.Faiss(kind="flat" if settings.index == "faiss_flat" else "ivf", exact=best)
     return found if settings.rerank is None else select.SecondLook(settings.rerank, found)

@@ -145,28 +145,41 @@ def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads
 
 
 @dataclass(frozen=True, eq=False)
-class QueriesAtLags:
-    """The queries of a chunk, rotated for each lag when they are first needed.
+class Question:
+    """What the queries of a chunk ask the blocks of a layer.
 
-    q: (B, H, T, d), not rotated. scale: factor of the scores, by which they are multiplied. rotary: of the layer.
-    start: position of the first query, counted from the first pending token. lags: of the layer's blocks. selection:
-    the n queries that retrieve; None: all T.
+    layer: its number. position: stream position of the chunk's first token, landmarks included. state: the layer's
+    blocks, and pending tokens before the chunk. q: (B, H, T, d), not rotated. start: position of the first query,
+    counted from the first pending token. lags: of the blocks. scale, softcap: of the scores, in nats. backend: "triton"
+    where its kernels may be used. selection: the n queries that retrieve; None: there is no context miss token, and all
+    do.
     """
 
+    layer: int
+    position: int
+    state: LayerMemory
+    block_size: int
     q: Tensor
-    scale: float
-    rotary: RotaryTable
     start: int
+    rotary: RotaryTable
     lags: Lags
+    gate: Grouped
+    scale: float
+    softcap: float | None
+    backend: str
     selection: QuerySelection | None = None
 
-    def of(self, selection: QuerySelection) -> QueriesAtLags:
-        """Those of a selection."""
-        return replace(self, selection=selection)
+    @property
+    def store(self) -> BlockStore:
+        return self.state.store
+
+    @property
+    def selected(self) -> Tensor | None:
+        """(B, H, n), bool, whether the queries retrieve; None: all do."""
+        return None if self.selection is None else self.selection.selected
 
     @cached_property
-    def exact(self) -> Tensor:
-        """(S, B, n, H, d), in float32 also where q is not, because rounding would change which blocks are the best."""
+    def _rotated(self) -> Tensor:
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32)) * self.scale
         queries, distances = q.shape[2], self.lags.distances
         if self.selection is None or self.selection.indices is None:
@@ -181,65 +194,25 @@ class QueriesAtLags:
         factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, H or 1, d/2)
         return rotate(q.flatten(0, 1).expand(len(factors), -1, -1, -1), factors).unflatten(1, q.shape[:2])
 
-    @cached_property
-    def rounded(self) -> Tensor:
-        """The same in the type of q, for attention to blocks."""
-        return self.exact.to(self.q.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """The retrieval of one layer and chunk.
-
-    layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
-    state: the layer's blocks, and pending tokens before the chunk.
-    block_size: ℓ.
-    queries: of the chunk.
-    k: blocks to choose.
-    gate: of the memory.
-    softcap: cap of the scores, in nats; None: there is none.
-    backend: "triton" where its kernels may be used.
-    """
-
-    layer: int
-    position: int
-    state: LayerMemory
-    block_size: int
-    queries: QueriesAtLags
-    k: int
-    gate: Grouped
-    softcap: float | None
-    backend: str
-
-    @property
-    def store(self) -> BlockStore:
-        return self.state.store
-
-    @property
-    def lags(self) -> Lags:
-        return self.queries.lags
-
-    @property
-    def selection(self) -> QuerySelection | None:
-        """The queries that retrieve; None: the model has no context miss token, and all do."""
-        return self.queries.selection
-
     @property
     def exact(self) -> Tensor:
-        """The queries that rank blocks, (S, B, n, H, d), rotated for lag 1…S; without a gradient."""
-        return self.queries.exact.detach()
+        """The queries that rank blocks, (S, B, n, H, d), scaled, and rotated for lag 1…S; without a gradient.
 
-    @property
+        In float32 also where q is not, because rounding would change which blocks are the best.
+        """
+        return self._rotated.detach()
+
+    @cached_property
     def rounded(self) -> Tensor:
-        """The queries that attend to blocks, (S, B, n, H, d), rotated for lag 1…S."""
-        return self.queries.rounded
+        """The queries that attend to blocks: the same in the type of q, with a gradient."""
+        return self._rotated.to(self.q.dtype)
 
     def of(self, selection: QuerySelection) -> Question:
         """The question of some of the queries."""
-        return replace(self, queries=self.queries.of(selection))
+        return replace(self, selection=selection)
 
     def sets(self, granularity: str) -> tuple[int, int, int]:
         """Sets of blocks that are chosen, (B, heads, queries)."""
-        _, batch, queries, heads, _ = self.queries.exact.shape
+        _, batch, queries, heads, _ = self.exact.shape
         of_queries = 1 if granularity == "per_head" else queries
         return batch, choosing_heads(granularity, heads, self.store.kv_heads), of_queries

@@ -16,7 +16,7 @@ from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, back
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate, rotate_cmt
-from landmark.memory.layer import LayerMemory, QueriesAtLags, QuerySelection, Question, select_queries
+from landmark.memory.layer import LayerMemory, QuerySelection, Question, select_queries
 from landmark.memory.positions import Positions, Stingy
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
@@ -194,11 +194,10 @@ class Memory:
         check_kernel(self.backend, kernel)
         backend = backend_for(self.backend, q, self.block_size, kernel)
         lags = self.positions.lags(state.store.added, self.k, self.width)
-        scale, rotary = self.scoring.scale_of(q.shape[-1]), self.keys.rotary(layer)
-        queries = QueriesAtLags(q, scale, rotary, state.num_pending, lags)
+        queries = q, state.num_pending, self.keys.rotary(layer), lags
+        scoring = self.gate, self.scoring.scale_of(q.shape[-1]), self.scoring.softcap
         k, v = state.begin_chunk(k, v, self.keys, self.width)
-        scoring = self.gate, self.scoring.softcap, backend
-        return Question(layer, self.position, state, self.block_size, queries, self.k, *scoring), k, v
+        return Question(layer, self.position, state, self.block_size, *queries, *scoring, backend), k, v
 
     def _attend_locally(
         self, question: Question, k: Tensor, v: Tensor, extra: Extra | None
@@ -208,10 +207,10 @@ class Memory:
         if isinstance(extra, Sinks):
             out, lse = extra.merge(out, lse)
         if isinstance(extra, ContextMiss):
-            queries = question.queries
-            start = queries.start + (queries.lags.distances[-1] if queries.lags.distances else 0)
-            rotated = rotate(queries.q, queries.rotary(start, queries.q.shape[2], queries.q))
-            at_its_place = ContextMiss(rotate_cmt(extra.key, queries.rotary))
+            q, distances = question.q, question.lags.distances
+            start = question.start + (distances[-1] if distances else 0)
+            rotated = rotate(q, question.rotary(start, q.shape[2], q))
+            at_its_place = ContextMiss(rotate_cmt(extra.key, question.rotary))
             weight = torch.sigmoid(at_its_place.scores_of(rotated, self.scoring) - lse)
             question = question.of(QuerySelection(weight, weight >= 0))
             out = out * (1 - weight)[..., None].to(out.dtype)
@@ -227,7 +226,7 @@ class Memory:
             weight, of_heads = question.selection.cmt_weight, (self.select.granularity, question.store.kv_heads)
             question = question.of(select_queries(weight, cutoff, *of_heads))
         if question.selection is None or not question.selection.is_empty:
-            ages = self.select.choose(question)
+            ages = self.select.choose(question, self.k)
         self._statistics.count_search(question.layer, question.selection, time.perf_counter() - started)
         return question, ages
 

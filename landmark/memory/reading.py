@@ -22,10 +22,9 @@ def rotated_for_local_attention(question: Question, k: Tensor, keys: Keys) -> tu
 
     Args: as of `attend_locally`.
     """
-    queries, width = question.queries, question.block_size + 1
-    pending = k.shape[2] - queries.q.shape[2]
-    factors = queries.rotary(0, k.shape[2], queries.q)
-    q, k = rotate(queries.q, factors[pending:]), rotate(k, factors)
+    width, pending = question.block_size + 1, k.shape[2] - question.q.shape[2]
+    factors = question.rotary(0, k.shape[2], question.q)
+    q, k = rotate(question.q, factors[pending:]), rotate(k, factors)
     complete = k.shape[2] // width * width
     if keys.landmark != "token" and complete:
         blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), question.gate.of_landmark)
@@ -47,8 +46,8 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tupl
         k, v = k[:, :, :total], v[:, :, :total]
         if (group := q.shape[1] // k.shape[1]) > 1:
             k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-        return attention_forward(q, k, v, scale=question.queries.scale, softcap=question.softcap)
-    layout, scoring = Window(question.block_size, prefix=pending), Scoring(question.queries.scale, question.softcap)
+        return attention_forward(q, k, v, scale=question.scale, softcap=question.softcap)
+    layout, scoring = Window(question.block_size, prefix=pending), Scoring(question.scale, question.softcap)
     return landmark_attention(q, k, v, layout, gate=question.gate, scoring=scoring, backend=question.backend)
 
 
@@ -57,9 +56,8 @@ def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
 
     ages: (B, H, H_kv or 1, n or 1, q), as a selector returns them.
     """
-    selected = None if question.selection is None else question.selection.selected
     lags = question.lags.attending(ages)
-    pairs = Pairs(question.rounded, question.store, ages, lags, question.softcap, selected)
+    pairs = Pairs(question.rounded, question.store, ages, lags, question.softcap, question.selected)
     return attend_to_blocks(pairs, question.gate)
 
 
@@ -95,8 +93,7 @@ def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, 
     """
     from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 
-    queries, store, selection = question.rounded, question.store, question.selection
-    selected = None if selection is None else selection.selected
+    queries, store, selection, selected = question.rounded, question.store, question.selection, question.selected
     rows, blocks = None, None
     if selected is None:
         blocks = store.in_place(ages.numel() // ages.shape[1] * queries.shape[3])
@@ -115,13 +112,8 @@ def _fetched_rows(
     queries: Tensor, store: BlockStore, ages: Tensor, selected: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Fetch the blocks of the queries that retrieve: their rows (B, H, n or 1, q), and keys and values (m, ℓ, d)."""
-    _, batch, count, heads, _ = queries.shape
-    ages = for_each_head(ages, heads)
-    if selected is not None:
-        ages = ages.expand(-1, -1, count, -1)
-    samples = torch.arange(batch, device=ages.device)[:, None, None, None]
-    kv_heads = torch.arange(heads, device=ages.device)[None, :, None, None] * store.kv_heads // heads
-    places = (samples * store.kv_heads + kv_heads) * store.capacity + store.rows(ages)  # (B, H, n or 1, q)
+    ages = for_each_head(ages, queries.shape[3])
+    places = store.places(ages if selected is None else ages.expand(-1, -1, queries.shape[2], -1))
     if selected is None:
         blocks = store.fetch(places.flatten())
         rows = blocks.rows.view_as(places)

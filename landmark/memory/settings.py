@@ -80,14 +80,8 @@ class MemorySettings:
         "exact",
         key="memory.index",
         choices=INDICES,
-        about="`exact` scans all landmarks; of FAISS, `faiss` searches an inverted file, `faiss_flat` scans",
-    )
-    candidates: int = setting(
-        16,
-        key="memory.candidates",
-        least=1,
-        needs=("index", INDICES[1:]),
-        about="blocks that FAISS finds for each query",
+        about="`exact` scans all landmarks; of FAISS, `faiss` searches an inverted file, `faiss_flat` scans; either "
+        "finds 16 blocks, or k, for each query",
     )
     window: int | None = setting(
         None, key="memory.window", least=0, about="of a text without landmarks: last tokens that every query reads"
@@ -135,7 +129,7 @@ class MemorySettings:
         """What settings must be to each other: the one to name, whether it is wrong, and why."""
         k, rerank, by_index, has_landmarks = self.k, self.rerank, self.index != "exact", self.window is None
         ranker = self.shown("index" if by_index else "scorer")
-        cannot_add, fewest = by_index or self.scorer not in ("landmark", "mean_key"), max(k, self.rerank or 0)
+        cannot_add = by_index or self.scorer not in ("landmark", "mean_key")
         by_chance = rerank is not None and self.scorer not in ("landmark", "mean_key")
         together = rerank is not None and not self.granularity.startswith("per_token_and_")
         return [
@@ -147,12 +141,16 @@ class MemorySettings:
             ("rerank", rerank is not None and rerank < k, f"is less than retrieval.k={k}"),
             ("recent", self.recent > k, f"is more than retrieval.k={k}, of which they are a part"),
             ("first", self.first > k, f"is more than retrieval.k={k}, of which they are a part"),
-            ("candidates", by_index and self.candidates < fewest, f"must be at least {fewest}"),
             ("rerank", by_chance, f"looks again at the best blocks, and {ranker} has none"),
             ("rerank", together, f"chooses for each query, and head or group, not {self.shown('granularity')}"),
             ("recent", self.recent and cannot_add, f"does not go with {ranker}"),
             ("first", self.first and has_landmarks, "is for texts without landmarks"),
             ("index", by_index and self.scorer != "landmark", f"ranks by landmarks, not {self.shown('scorer')}"),
+            (
+                "index",
+                by_index and self.granularity != "per_token_and_head",
+                f"chooses for each query and head, not {self.shown('granularity')}",
+            ),
             ("index", by_index and self.max_blocks is not None, f"cannot drop blocks, not {self.shown('max_blocks')}"),
             ("mapping", self.mapping == "auto" and has_landmarks, "is for texts without landmarks"),
             ("scorer", self.scorer != "mean_key" and not has_landmarks, "the text has no landmarks, set mean_key"),

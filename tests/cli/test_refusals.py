@@ -103,7 +103,6 @@ steps=60 → steps: there is no such setting; did you mean train.steps?
 k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
 "name='ESC[2J'" → name=\x1b[2J: must be of letters
 memory.blocks=3 → memory.blocks=3: is less than retrieval.k=4
-memory.index=faiss memory.candidates=3 → memory.candidates=3: must be at least 4
 model=transformer memory.window=9 memory.sinks=-1 → memory.sinks=-1: must be at least 0
 retrieval.scorer=best → retrieval.scorer=best: must be one of landmark, recent
 eval.local=0 → eval.local=0: must be at least 1
@@ -157,7 +156,6 @@ model=transformer memory.blocks=9 → memory.blocks has no effect on model=trans
 model=transformer_xl memory.tier=disk → memory.tier has no effect on model=transformer_xl
 memory.window=100 → memory.window has no effect on model=landmark: it is for model=transformer
 model=transformer memory.sinks=2 → memory.sinks has no effect here: it is for memory.window
-memory.candidates=8 → memory.candidates has no effect here: it is for memory.index=faiss
 memory.cache=8 → memory.cache has no effect here: it is for memory.tier=cpu or disk
 +experiment=table2_granularity memory.window=9 → memory.window has no effect on model=landmark
 model=landmark model.as_is=true → model.as_is=True: is for a model that model.name gives

@@ -33,7 +33,7 @@ OTHER_ROWS = {
     "model=landmark": """
         eval.length=300 eval.local=100 eval.tokens=8192 eval.split=test retrieval.k=1 retrieval=per_head memory.blocks=9
         retrieval.scorer=recent eval.task=unique_blocks positions.mapping=true retrieval.recent=1 memory.index=faiss
-        memory.index=faiss_flat memory.index=faiss+memory.candidates=8 eval.task=copy eval.task=vt
+        memory.index=faiss_flat eval.task=copy eval.task=vt
         eval.task=copy+eval.prompts=9 eval.task=fwe eval.task=vt+eval.prompts=9 eval.task=vt+eval.generated=5
         eval.task=passkey eval.task=passkey+data.needles=4""",
     "size=nano": "eval.span=2048 cmt=on cmt=on+cmt.cutoff=0.3 cmt=on+cmt.cutoff=[0,0,0.3,1]",
@@ -51,7 +51,7 @@ SAME_RUN = {
     AS_IS: "data.repeats=[0.5] train.steps=7 seed=1 model.lora_rank=4",  # which has no training
 }
 SAME_ROW = {
-    "model=landmark": "data.repeats=[0.5] eval.prompts=9 memory.candidates=8 eval.generated=5",
+    "model=landmark": "data.repeats=[0.5] eval.prompts=9 eval.generated=5",
     "model=transformer": "retrieval.k=1 retrieval=per_head memory.blocks=9 eval.local=512",  # left open it is all
     "model=transformer eval.local=256": "memory.sinks=2",
     # The span is that of a budget, which prompts have not.

@@ -242,7 +242,7 @@ REFUSED = [
             ({"granularity": "per_head"}, "retrieval.granularity=per_head"),
             ({"scorer": "recent"}, "retrieval.scorer=recent"),
             ({"rerank": 8}, "retrieval.rerank=8"),
-            ({"index": "faiss", "candidates": 9}, "memory.index=faiss"),
+            ({"index": "faiss"}, "memory.index=faiss"),
             ({"max_blocks": 9}, "memory.blocks=9"),
         )
     ),

@@ -1,19 +1,17 @@
 """Candidates from faiss: the same as a scan where no block is left out, else against the definition."""
 
-import math
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 from landmark.attention import ContextMiss, Grouped, Scoring
 from landmark.attention.rotary import RotaryTable
-from landmark.memory.layer import LayerMemory, QueriesAtLags, Question
+from landmark.memory.layer import LayerMemory, Question
 from landmark.memory.positions import Stingy
-from landmark.memory.select import Best, Faiss
+from landmark.memory.select import Best, Faiss, SecondLook
 from landmark.memory.select.faiss import LandmarkIndex
-from landmark.memory.settings import GRANULARITIES, INDICES, MAPPINGS, TIERS
+from landmark.memory.settings import INDICES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
@@ -29,27 +27,26 @@ CASES = all_pairs(
         "cutoff": [None, 0.0, 0.5],
         "block_size": [1, 4],
         "k": [0, 2, 4],
-        "granularity": GRANULARITIES,
         "layer": [0, 1],
         "mapping": MAPPINGS,
         "tier": TIERS,
         "softcap": [None, 1.5],
         "second look": [None, 5],
     },
-    lambda case: case["second look"] is None or case["granularity"] == "per_token_and_head",
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_with_all_blocks_as_candidates_it_is_a_scan(case):
-    """Every granularity, mapping, tier and cutoff; grouped heads; chunks that end anywhere."""
+    """Every mapping, tier and cutoff; grouped heads; chunks that end anywhere."""
     q, k, v, cmt = texts(sum(case["chunks"]), case["heads"])
-    names = "block_size", "k", "granularity", "mapping", "tier"
+    names = "block_size", "k", "mapping", "tier"
     settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0, "rerank": case["second look"]}
     settings["scoring"] = Scoring(None, case["softcap"])
     reading = {"layer": case["layer"], "extra": None if case["cutoff"] is None else ContextMiss(cmt)}
     exact = feed(new_memory(**settings), q, k, v, case["chunks"], **reading)
-    memory = new_memory(**settings, index="faiss_flat", candidates=200)
+    memory, look = new_memory(**settings), case["second look"]
+    memory.select = Faiss(200, "flat") if look is None else SecondLook(look, Faiss(200, "flat"))
     torch.testing.assert_close(feed(memory, q, k, v, case["chunks"], **reading), exact)
 
 
@@ -69,46 +66,34 @@ def filled(blocks, heads=2, dim=8, batch=2, seed=0, clusters=None):
 def question(store, queries, k, heads=4, dim=8, batch=2, seed=1):
     """What random queries ask, not rotated, so that they are the same at every lag."""
     q = torch.randn(batch, heads, queries, dim, generator=torch.Generator().manual_seed(seed))
-    lags = Stingy().lags(store.added, k, 2)
-    at_lags = QueriesAtLags(q, 1.0, RotaryTable(torch.zeros(dim // 2)), 0, lags)
-    of_layer = {"layer": 1, "position": 0, "state": LayerMemory(store), "block_size": 1, "gate": Grouped()}
-    return q, Question(queries=at_lags, k=k, softcap=None, backend="blockwise", **of_layer)
+    of_queries = {
+        "q": q,
+        "start": 0,
+        "rotary": RotaryTable(torch.zeros(dim // 2)),
+        "lags": Stingy().lags(store.added, k, 2),
+    }
+    scoring = {"gate": Grouped(), "scale": 1.0, "softcap": None, "backend": "blockwise"}
+    return q, Question(layer=1, position=0, state=LayerMemory(store), block_size=1, **of_queries, **scoring)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_few_candidates_by_the_definition(granularity):
-    """k=2, three candidates: the blocks that each head and query may choose from, and their weights, in loops."""
-    store, k, candidates = filled(12), 2, 3
-    queries, asked = question(store, 5, k)
-    ages = Faiss(candidates, "flat", Best(granularity)).choose(asked)
-    for sample in range(2):
-        probability = np.zeros((4, 5, 13))  # by age
-        for head in range(4):
-            for t in range(5):
-                landmarks = store.landmarks[sample, head // 2]
-                query = queries[sample, head, t]
-                scores = {a: float(query @ landmarks[12 - a]) for a in (1, 2)}
-                older = {a: float(query @ landmarks[12 - a]) for a in range(3, 13)}
-                scores |= dict(sorted(older.items(), key=lambda item: -item[1])[:candidates])
-                total = sum(map(math.exp, scores.values()))
-                for a, score in scores.items():
-                    probability[head, t, a] = math.exp(score) / total
-        reduced = {
-            "per_token_and_head": probability,
-            "per_token_and_group": probability.reshape(2, 2, 5, 13).max(1),
-            "per_head": probability.max(1, keepdims=True),
-            "per_token": probability.max(0, keepdims=True),
-        }[granularity]
-        expected = np.sort(np.argsort(reduced, -1)[..., -k:], -1)[..., ::-1]
-        np.testing.assert_array_equal(ages[sample].numpy(), expected)
+def test_few_candidates_by_the_definition():
+    """k=2: the best of the last two blocks and of the three best older ones, in loops."""
+    store = filled(12)
+    queries, asked = question(store, 5, 2)
+    ages = Faiss(3, "flat").choose(asked, 2)
+    for sample, head, t in torch.cartesian_prod(*map(torch.arange, (2, 4, 5))).tolist():
+        scores = {a: float(queries[sample, head, t] @ store.landmarks[sample, head // 2, 12 - a]) for a in range(1, 13)}
+        older = sorted(range(3, 13), key=lambda a: -scores[a])[:3]
+        expected = sorted(sorted([1, 2, *older], key=lambda a: -scores[a])[:2], reverse=True)
+        assert ages[sample, head, t].tolist() == expected
 
 
-def test_equal_scores_are_taken_by_recency_and_no_block_twice():
-    scores = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, -torch.inf]])
-    ages = torch.tensor([[1, 9, 4, 4, 2, 13]])
+def test_equal_scores_are_taken_by_recency():
+    scores, ages = torch.tensor([[1.0, 2.0, 2.0, 0.0, -torch.inf]]), torch.tensor([[1, 9, 4, 2, 13]])
     from landmark.memory.select.faiss import _best
 
-    assert _best(scores, ages, 4).tolist() == [[4, 9, 1, 2]]
+    assert _best(scores, ages, 1).tolist() == [[4]]
+    assert _best(scores, ages, 3).tolist() == [[9, 4, 1]]
 
 
 def test_the_inverted_file_finds_most_as_it_grows():
@@ -116,8 +101,8 @@ def test_the_inverted_file_finds_most_as_it_grows():
 
     Few blocks need no lists.
     """
-    (_, asked), few = question(filled(300), 3, 4), Faiss(16, "ivf", Best("per_token"))
-    few.choose(asked)
+    (_, asked), few = question(filled(300), 3, 4), Faiss()
+    few.choose(asked, 4)
     assert isinstance(few.indices[asked.store]._indices[0], faiss.IndexFlat)
     store, select, kinds = filled(2000, clusters=60), Faiss(16), []
     for more in (0, 1000, 1200, 4500):
@@ -125,7 +110,7 @@ def test_the_inverted_file_finds_most_as_it_grows():
             new = filled(more, clusters=60, seed=more).blocks.keys[..., :1, :].repeat(1, 1, 1, 2, 1)[:, :, :more]
             store.add(new, new)
         _, asked = question(store, 40, 4)
-        ages, scan = select.choose(asked), Best().choose(asked)
+        ages, scan = select.choose(asked, 4), Best().choose(asked, 4)
         (index,) = select.indices[store]._indices[:1]
         kinds.append(index.nlist)
         found = (ages[..., :, None] == scan[..., None, :]).any(-2).float().mean()
@@ -137,10 +122,10 @@ def test_the_inverted_file_finds_most_as_it_grows():
 @pytest.mark.parametrize("index", INDICES[1:])
 def test_a_loaded_memory_is_indexed_anew(tmp_path, index):
     q, k, v, _ = texts(90)
-    memory = new_memory(k=2, index=index, candidates=4)
+    memory = new_memory(k=2, index=index)
     feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     memory.save(tmp_path / "book")
-    loaded = new_memory(k=2, index=index, candidates=4, tier="disk")
+    loaded = new_memory(k=2, index=index, tier="disk")
     loaded.load(tmp_path / "book")
     rest = [x[:, :, 60:] for x in (q, k, v)]
     assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))

@@ -38,8 +38,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
         ({"recent": 5}, "retrieval.recent=5: is more than retrieval.k=4"),
         ({"recent": 1, "scorer": "random"}, "retrieval.recent=1: does not go with retrieval.scorer=random"),
         ({"first": 1}, "retrieval.first=1: is for texts without landmarks"),
-        ({"rerank": 32, "index": "faiss"}, "memory.candidates=16: must be at least 32"),
         ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
+        ({"index": "faiss", "granularity": "per_token"}, "memory.index=faiss: chooses for each query and head, not"),
         ({"index": "faiss", "max_blocks": 9}, "memory.index=faiss: cannot drop blocks, not memory.blocks=9"),
         (
             {"index": "faiss", "scorer": "mean_key"},

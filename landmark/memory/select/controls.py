@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from landmark.memory.layer import Question
-from landmark.memory.select.scores import best_ages
+from landmark.memory.select.scores import best_ages, newest_ages
 from landmark.memory.select.selector import Selector
 
 
@@ -18,10 +18,8 @@ class Newest(Selector):
 
     granularity: str = "per_token_and_head"
 
-    def choose(self, question: Question) -> Tensor:
-        count = min(question.k, len(question.store))
-        ages = torch.arange(count, 0, -1, device=question.exact.device)
-        return ages.expand(*question.sets(self.granularity), count)
+    def choose(self, question: Question, k: int) -> Tensor:
+        return newest_ages(question, k, self.granularity)
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,14 @@ class Random(Selector):
     granularity: str = "per_token_and_head"
     seed: int = 0
 
-    def choose(self, question: Question) -> Tensor:
-        store, device = question.store, question.exact.device
-        if question.k >= len(store):
-            return Newest(self.granularity).choose(question)
+    def choose(self, question: Question, k: int) -> Tensor:
+        store, device = question.store, question.q.device
+        if k >= len(store):
+            return newest_ages(question, k, self.granularity)
         seed = hash((self.seed, question.position, question.layer)) & 0x7FFF_FFFF
         generator = torch.Generator(device).manual_seed(seed)
         scores = torch.rand(*question.sets(self.granularity), len(store), generator=generator, device=device)
-        return best_ages(scores, store.ages(), question.k).sort(-1, descending=True).values
+        return best_ages(scores, store.ages(), k).sort(-1, descending=True).values
 
 
 @dataclass
@@ -52,12 +50,12 @@ class Given(Selector):
     granularity: str = "per_token_and_head"
     numbers: Tensor | None = None
 
-    def choose(self, question: Question) -> Tensor:
+    def choose(self, question: Question, k: int) -> Tensor:
         """Raises RuntimeError where no numbers are set."""
         if self.numbers is None:
             raise RuntimeError("select=Given(): set its `numbers`, those of the blocks, first")
         store = question.store
-        ages, count = store.ages(), min(question.k, len(store))
+        ages, count = store.ages(), min(k, len(store))
         given = (store.added - self.numbers).to(ages.device)
         is_given = (given[:, :, None] == ages).any(1).float()
         chosen = best_ages(is_given, ages, count).sort(-1, descending=True).values

@@ -3,10 +3,7 @@
 1. The last k blocks are scored exactly.
 2. All older landmarks have the same lag (Section 3.2.1). For each query the index finds those with the highest scores,
    the candidates.
-3. Where heads or queries choose together, the scores of each are normalised over its own candidates, not over all
-   blocks, and a block that is no candidate of a query gets no score from it. So the result can differ from that of
-   scoring all landmarks, even where the index misses no candidate.
-4. The k blocks with the highest scores are chosen.
+3. The k blocks with the highest scores are chosen, by each query and head for itself.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from landmark.attention.scoring import capped
 from landmark.memory.layer import Question
 from landmark.memory.select.scores import scores_of
 from landmark.memory.select.selector import Best, Selector
-from landmark.memory.settings import choosing_heads
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
 
@@ -44,15 +40,15 @@ def import_faiss() -> Any:
 class Faiss(Selector):
     """Reads the k best of the last blocks and of the candidates of an index.
 
-    candidates: landmarks that the index finds for each query. kind: "ivf", an inverted file, approximate, or "flat".
-    exact: chooses where there is nothing to find, and has the granularity. indices: of the layers, by their stores.
-    An index cannot drop blocks: a store that does needs another selector. Raises UserError where faiss is not
-    installed.
+    candidates: landmarks that the index finds for each query, k at least. kind: "ivf", an inverted file, approximate,
+    or "flat". exact: chooses where there is nothing to find. indices: of the layers, by their stores. An index cannot
+    drop blocks: a store that does needs another selector. Raises UserError where faiss is not installed.
     """
 
     candidates: int = 16
     kind: str = "ivf"
     exact: Best = Best()  # noqa: RUF009 (it is frozen)
+    granularity: str = field(default="per_token_and_head", init=False)
     indices: WeakKeyDictionary[BlockStore, LandmarkIndex] = field(default_factory=WeakKeyDictionary, init=False)
 
     def __post_init__(self):
@@ -62,17 +58,22 @@ class Faiss(Selector):
         """Raises UserError: faiss's objects cannot be copied."""
         raise UserError("memory.index=faiss: such a memory cannot be copied or pickled, save it and load it")
 
-    def choose(self, question: Question) -> Tensor:
-        if self.exact.is_tied(question) or len(question.store) <= question.k:
-            return self.exact.choose(question)
-        index = self.indices.get(question.store)
+    def choose(self, question: Question, k: int) -> Tensor:
+        store, queries, cap = question.store, question.exact, question.softcap
+        if self.exact.is_tied(question) or len(store) <= k:
+            return self.exact.choose(question, k)
+        index = self.indices.get(store)
         if index is None:
-            index = self.indices[question.store] = LandmarkIndex(self.kind, self.candidates)
-        return _choose_candidates(question, index, self.granularity)
-
-    @property
-    def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.exact.granularity
+            index = self.indices[store] = LandmarkIndex(self.kind)
+        newest = torch.arange(1, k + 1, device=queries.device)
+        lagged, keys = queries[question.lags.scoring(newest) - 1], store.landmarks[:, :, store.rows(newest)]
+        scores = scores_of(lagged, keys, cap)
+        searched = queries[-1].transpose(1, 2).unflatten(1, (store.kv_heads, -1)).flatten(2, 3)
+        found, numbers = index.search(store, searched, len(store) - k, max(self.candidates, k))
+        found, numbers = (x.view(*scores.shape[:3], -1) for x in (found, numbers))
+        found = capped(found, cap).masked_fill(numbers < 0, -torch.inf)
+        ages = torch.cat([newest.expand_as(scores), store.added - numbers], -1)
+        return _best(torch.cat([scores, found], -1), ages, k)
 
     def check_samples_can_be_selected(self) -> None:
         raise UserError("memory.index=faiss: its samples cannot be reordered; use memory.index=exact")
@@ -82,30 +83,28 @@ class LandmarkIndex:
     """The landmarks of one layer, in one faiss index by inner product for each sample and key/value head.
 
     kind: "flat" compares a query with all landmarks; "ivf" with those in the PROBED nearest lists of an inverted file.
-    An inverted file starts flat, and is made again whenever the number of blocks has doubled.
-    candidates: landmarks found for each query. New blocks are added at the next search.
+    An inverted file starts flat, and is made again whenever the number of blocks has doubled. New blocks are added at
+    the next search.
     """
 
-    def __init__(self, kind: str, candidates: int):
-        self.kind, self.candidates = kind, candidates
-        self._faiss = import_faiss()
+    def __init__(self, kind: str):
+        self.kind, self._faiss = kind, import_faiss()
         self._indices: list[Any] = []
         self._added = self._built = 0  # blocks in each index, now and when its lists were made
 
-    def search(self, store: BlockStore, queries: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Scores and numbers (B, H_kv, n, candidates) of the best of the first `blocks` blocks; −∞ and −1 for none.
+    def search(self, store: BlockStore, queries: Tensor, blocks: int, count: int) -> tuple[Tensor, Tensor]:
+        """Scores and numbers (B, H_kv, n, count) of the best of the first `blocks` blocks; a number of −1 for none.
 
         queries: (B, H_kv, n, d).
         """
         self._faiss.omp_set_num_threads(torch.get_num_threads())
         self._add(store, blocks)
         found = [
-            index.search(np.ascontiguousarray(query.float().cpu().numpy()), self.candidates)
+            index.search(_numbers(query), count)
             for index, query in zip(self._indices, queries.flatten(0, 1), strict=True)
         ]
         scores, numbers = (torch.from_numpy(np.stack(each)) for each in zip(*found, strict=True))
-        scores = scores.masked_fill(numbers < 0, -torch.inf)
-        shape = *queries.shape[:3], self.candidates
+        shape = *queries.shape[:3], count
         return scores.to(queries).view(shape), numbers.to(queries.device).view(shape)
 
     def _add(self, store: BlockStore, blocks: int) -> None:
@@ -129,40 +128,11 @@ class LandmarkIndex:
         return index
 
 
-def _choose_candidates(question: Question, index: LandmarkIndex, granularity: str) -> Tensor:
-    """The ages of blocks chosen among the last k and the candidates of the index."""
-    store, queries = question.store, question.exact
-    _, batch, length, heads, dim = queries.shape
-    group, count = heads // store.kv_heads, min(question.k, len(store))
-    ages_of_last = torch.arange(1, count + 1, device=queries.device)
-    lagged, keys = queries[question.lags.scoring(ages_of_last) - 1], store.landmarks[:, :, store.rows(ages_of_last)]
-    scores = scores_of(lagged, keys, question.softcap)
-    older = len(store) - count
-    ages = ages_of_last.expand_as(scores)
-    if older:
-        searched = queries[-1].transpose(1, 2).reshape(batch, store.kv_heads, group * length, dim)
-        found, numbers = (x.view(batch, heads, length, -1) for x in index.search(store, searched, older))
-        found = capped(found, question.softcap).masked_fill(numbers < 0, -torch.inf)
-        scores, ages = torch.cat([scores, found], -1), torch.cat([ages, store.added - numbers], -1)
-    if granularity != "per_token_and_head":
-        scores = scores - scores.logsumexp(-1, keepdim=True)
-    if granularity == "per_head":
-        scores, ages = (x.flatten(2)[:, :, None] for x in (scores, ages))
-    elif granularity != "per_token_and_head":
-        choosing = choosing_heads(granularity, heads, store.kv_heads)
-        scores, ages = (x.unflatten(1, (choosing, -1)).transpose(2, 3).flatten(3) for x in (scores, ages))
-    return _best(scores, ages, count).sort(-1, descending=True).values
-
-
 def _best(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """Ages (…, count) of the distinct blocks with the highest scores (…, n); among equal scores the newer block."""
-    chosen = []
-    for _ in range(count):
-        best = scores.amax(-1, keepdim=True)
-        age = ages.masked_fill(scores < best, torch.iinfo(ages.dtype).max).amin(-1, keepdim=True)
-        scores = scores.masked_fill(ages == age, -torch.inf)
-        chosen.append(age)
-    return torch.cat(chosen, -1)
+    """Ages (…, count) of the blocks with the highest scores (…, n), oldest first; of equal ones the newer block."""
+    ages, order = ages.sort(-1)
+    best = scores.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return ages.gather(-1, best).sort(-1, descending=True).values
 
 
 def _numbers(keys: Tensor) -> np.ndarray:

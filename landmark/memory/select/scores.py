@@ -26,18 +26,25 @@ FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
 YOUNGEST = (1 << 31) - 1  # recency of a block of age 0
 
 
+def newest_ages(question: Question, k: int, granularity: str) -> Tensor:
+    """The ages of the k newest blocks, as a selector returns them."""
+    count = min(k, len(question.store))
+    ages = torch.arange(count, 0, -1, device=question.q.device)
+    return ages.expand(*question.sets(granularity), count)
+
+
 def best_of_summaries(
-    question: Question, summaries: Tensor, granularity: str, newest: int = 0, is_tied: bool = False
+    question: Question, k: int, summaries: Tensor, granularity: str, newest: int = 0, is_tied: bool = False
 ) -> Tensor:
-    """The ages of the chosen blocks, as a selector returns them.
+    """The ages of the k best blocks, as a selector returns them.
 
     summaries: (B, H_kv, capacity, d), of the blocks. granularity, newest: of the selector. is_tied: whether all blocks
     without a lag of their own get one and the same score.
     """
     store, queries = question.store, question.exact
-    count, sets = min(question.k, len(store)), question.sets(granularity)
+    count, sets = min(k, len(store)), question.sets(granularity)
     if count == len(store):
-        return torch.arange(count, 0, -1, device=queries.device).expand(*sets, count)
+        return newest_ages(question, k, granularity)
     alone = granularity == "per_token_and_head" and not newest
     has_kernel = alone and question.softcap is None and summaries.dtype == torch.float32
     few = count <= MOST_BLOCKS and not (is_tied and count + question.lags.own > LANDMARKS)
@@ -85,7 +92,7 @@ def scores_of(queries: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
 
 def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
     """Slices of key/value heads and of queries to score together; those that choose together are not parted."""
-    _, batch, queries, heads, _ = (exact := question.queries.exact).shape
+    _, batch, queries, heads, _ = (exact := question.exact).shape
     of_one = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
     room = SCORED_AT_ONCE.get(exact.device.type, SCORED_ELSEWHERE) // of_one
     of_heads, of_queries = max(1, min(kv_heads, room // queries)), max(1, min(queries, room // kv_heads))

@@ -27,11 +27,11 @@ class Selector:
     newest: int = 0
     summaries: Mapping[str, Summary] = MappingProxyType({})
 
-    def choose(self, question: Question) -> Tensor:
-        """The ages of the blocks of each query, oldest first; 1 is the newest block.
+    def choose(self, question: Question, k: int) -> Tensor:
+        """The ages of k blocks for each query, oldest first, or of all if there are fewer; 1 is the newest block.
 
-        Returns (B, H, H_kv or 1, n or 1, q), int64: 1 where heads, or queries, choose together; q is the number of
-        blocks to choose, or of those that there are, at least one. Among equal scores the newer blocks are chosen.
+        Returns (B, H, H_kv or 1, n or 1, q), int64, at least one block: 1 where heads, or queries, choose together.
+        Among equal scores the newer blocks are chosen.
         """
         raise NotImplementedError
 
@@ -55,6 +55,6 @@ class Best(Selector):
         """Whether all older blocks have the same score."""
         return question.layer in self.tied_layers and question.lags.own > 0
 
-    def choose(self, question: Question) -> Tensor:
+    def choose(self, question: Question, k: int) -> Tensor:
         landmarks, is_tied = question.store.landmarks, self.is_tied(question)
-        return best_of_summaries(question, landmarks, self.granularity, self.newest, is_tied)
+        return best_of_summaries(question, k, landmarks, self.granularity, self.newest, is_tied)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -24,8 +24,8 @@ class MeanKeys(Selector):
     newest: int = 0
     summaries = MappingProxyType({"means": mean_keys})
 
-    def choose(self, question: Question) -> Tensor:
-        return best_of_summaries(question, question.store.summaries["means"], self.granularity, self.newest)
+    def choose(self, question: Question, k: int) -> Tensor:
+        return best_of_summaries(question, k, question.store.summaries["means"], self.granularity, self.newest)
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class SecondLook(Selector):
     def check_samples_can_be_selected(self) -> None:
         self.inner.check_samples_can_be_selected()
 
-    def choose(self, question: Question) -> Tensor:
-        ages = self.inner.choose(replace(question, k=self.proposed))
-        if ages.shape[-1] <= question.k:
+    def choose(self, question: Question, k: int) -> Tensor:
+        ages = self.inner.choose(question, self.proposed)
+        if ages.shape[-1] <= k:
             return ages
         scores = _weights(question, ages)
         if ages.shape[1] < scores.shape[1]:  # shares, of which the highest of the heads that choose together counts
             scores = scores.log_softmax(-1).unflatten(1, (ages.shape[1], -1)).amax(2)
         scores = preferring(scores, ages, self.newest)
         # From the newest block on, so that a stable sort decides ties.
-        best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
+        best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :k]
         return ages.gather(-1, (scores.shape[-1] - 1 - best).sort(-1).values)
 
 
@@ -80,8 +80,7 @@ def _weights(question: Question, ages: Tensor) -> Tensor:
     ages: (B, H or H_kv, n, m), of the proposed blocks.
     """
     store, lags, queries = question.store, question.lags.scoring(ages), question.rounded.detach()
-    selected = None if question.selection is None else question.selection.selected
-    selected = None if ages.shape[1] < queries.shape[3] else selected  # all heads of a group help to choose
+    selected = None if ages.shape[1] < queries.shape[3] else question.selected  # all heads of a group help to choose
     if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
         from landmark.memory.select.scores_kernels import score_blocks
 

@@ -199,3 +199,10 @@ class BlockStore:
     def rows(self, ages: Tensor) -> Tensor:
         """The row of the block of each age; the inverse of `ages`."""
         return (self.added - ages) % max(1, self.capacity)
+
+    def places(self, ages: Tensor) -> Tensor:
+        """The indices in (B, H_kv, capacity), flattened, of blocks of these ages (B, H, …); H_kv divides H."""
+        batch, heads = ages.shape[:2]
+        owner = torch.arange(batch * self.kv_heads, device=ages.device).view(batch, -1)
+        owner = owner.repeat_interleave(heads // self.kv_heads, 1)
+        return owner.view(batch, heads, *[1] * (ages.ndim - 2)) * self.capacity + self.rows(ages)

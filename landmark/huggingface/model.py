@@ -22,6 +22,7 @@ from landmark.huggingface.windows import check_windows, next_labels
 from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
+from landmark.utils.setting import setting
 
 SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 
@@ -35,8 +36,8 @@ class LandmarkSettings:
     """
 
     token: int | None
-    block_size: int
-    local: int
+    block_size: int = setting(least=1)
+    local: int = setting(least=1)
     memory: MemorySettings = MemorySettings()  # noqa: RUF009 (it is frozen)
 
     def saved(self) -> dict[str, Any]:

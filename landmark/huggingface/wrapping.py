@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import MethodType
@@ -31,6 +32,7 @@ from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.landmark_token import new_landmark
+from landmark.utils.setting import check_field
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -168,14 +170,9 @@ def unwrap(model: LandmarkModel) -> PreTrainedModel:
 
 def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     """Raise UserError for settings out of range, of a wrong type, or unknown."""
-    for name in ("token", "block_size", "local"):
-        value = getattr(settings, name)
-        if name == "token" and value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"{name}={value!r}: must be a whole number")
-        if name != "token" and value < 1:
-            raise UserError(f"{name}={value}: must be at least 1")
+    for item in fields(settings):
+        if item.name != "memory":  # which checks itself
+            check_field(item.name, getattr(settings, item.name), item)
     if (settings.token is None) != (settings.memory.window is not None):
         has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be null"
         raise UserError(f"{settings.memory.shown('window')}: the model reads a text with {has}")

@@ -18,11 +18,8 @@ from landmark.utils.errors import UserError
 def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory | SummaryMemory:
     """A memory with these settings.
 
-    settings: how it reads. objects: keys, gate, scoring, backend and observer, as of `Memory`. Without landmarks, with
-    a `window`: positions, frequencies, unrotated_layers and observer, as of `SummaryMemory`.
-
-    Raises UserError for a `window` where the text has landmarks, for none where it has not, and for an index where
-    FAISS is not installed.
+    objects: keys, gate, scoring, backend and observer, as of `Memory`. Without landmarks, with a `window`: positions,
+    frequencies, unrotated_layers and observer, as of `SummaryMemory`. Raises UserError where these do not fit.
     """
     if (settings.window is None) == ("frequencies" in objects):
         has = "has no landmarks" if settings.window is None else "has landmarks"

@@ -19,10 +19,9 @@ from landmark.memory.store import BlockStore
 class LayerMemory:
     """The blocks of one layer, and what the next chunk needs of the tokens that are not stored in blocks yet.
 
-    between: by name, the samples in the first dimension: "pending_keys" and "pending_values" (B, H_kv, pending, d), not
-        rotated, of the last, incomplete block; "last_key" of the last normal token, the channels that the next one
-        takes. All that a saved memory has beside the blocks.
-    chunk: the same after the present chunk, with the pending tokens of complete blocks; None: there is no chunk.
+    between: all that a saved memory has beside the blocks, by name, the samples in the first dimension: "pending_keys"
+    and "pending_values" (B, H_kv, pending, d), not rotated, of the last, incomplete block; "last_key", the channels of
+    the last normal token that the next one takes. chunk: the same after the present chunk, with complete blocks.
     """
 
     def __init__(self, store: BlockStore):
@@ -41,10 +40,7 @@ class LayerMemory:
         return 0 if self.pending is None else self.pending[0].shape[2]
 
     def begin_chunk(self, k: Tensor, v: Tensor, keys: Keys, width: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H_kv, pending + T, d) of the pending tokens and of a chunk.
-
-        k, v: (B, H_kv, T, d), k not rotated.
-        """
+        """Keys and values (B, H_kv, pending + T, d) of pending tokens and a chunk (B, H_kv, T, d), not rotated."""
         end, is_landmark = self.num_pending + k.shape[2], None
         if keys.offset and end // width > self.num_pending // width:
             is_landmark = torch.arange(self.num_pending, end, device=k.device)[None] % width == width - 1
@@ -80,10 +76,8 @@ class QuerySelection:
     The token's weight S is known before retrieval. It is the share of a query's attention that retrieved blocks get.
     Where S is below the cutoff the query retrieves nothing, and this share is lost.
 
-    cmt_weight: (B, H, T), S. retrieves: (B, H, T), bool, whether S is at least the cutoff.
-    indices: (B, H or 1, n), the selected queries. A head in which fewer than n queries retrieve gets other queries
-        besides. None: all T queries.
-    selected: (B, H, n), bool, `retrieves` at the indices. None: all retrieve.
+    cmt_weight: (B, H, T), S. retrieves: (B, H, T), bool. indices: (B, H or 1, n), the selected queries, others besides
+    where fewer retrieve; None: all T. selected: (B, H, n), `retrieves` at the indices; None: all retrieve.
     """
 
     cmt_weight: Tensor

@@ -45,8 +45,8 @@ class Memory:
     keeps the other tokens of the chunk as pending tokens.
 
     cutoff: 0…1, weight of the context miss token below which a query retrieves nothing, one number or one for each
-    layer; it may be set. model: returns a string that identifies the model; it may be set. A saved memory is loaded
-    only if this string is the same. None: the model has no such string.
+    layer. model: returns a string that identifies the model; a saved memory is loaded only if it is the same. Both may
+    be set.
     """
 
     cutoff: float | Sequence[float] = 0.0
@@ -66,20 +66,15 @@ class Memory:
         backend: str = "auto",
         observer: Observer | None = None,
     ):
-        """Start with nothing read.
+        """Start with nothing read. Raises UserError for a number out of range.
 
         Args:
-            k: blocks that a query retrieves, or fewer where there are fewer.
-            select: chooses them.
+            k: blocks that a query retrieves, or fewer where there are fewer; `select` chooses them.
             keys: how keys are made; None: with rotary positions, as in the paper.
             positions: of blocks, `Stingy()` or `TruePositions()`.
             store: where blocks are stored, and how many. Results are the same, bit for bit.
-            gate: how a block weighs.
-            scoring: factor and cap of the scores.
             backend: as in `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does steps 3 and 4.
-            observer: called with a `Retrieval` whenever a layer attends; None: there is none.
-
-        Raises UserError for a number out of range.
+            observer: called with a `Retrieval` whenever a layer attends.
         """
         if block_size < 1 or k < 0 or (store.max_blocks is not None and store.max_blocks < max(k, 1)):
             raise UserError(
@@ -120,7 +115,7 @@ class Memory:
 
     @property
     def width(self) -> int:
-        """W, places of a block in the text: ℓ+1, its landmark included."""
+        """W, positions of a block in the text: ℓ+1, its landmark included."""
         return self.block_size + 1
 
     @property
@@ -129,7 +124,6 @@ class Memory:
         return self.position - self.position // self.width
 
     def new_layer(self) -> LayerMemory:
-        """An empty layer with the memory's settings."""
         return LayerMemory(BlockStore(self.store, self.select.summaries, self._fetched))
 
     @property
@@ -147,15 +141,12 @@ class Memory:
         self._expected = (self.tokens_read + tokens) // self.block_size
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
-        """Attention of a chunk to itself, to the pending tokens before it and to the blocks that it retrieves.
+        """Attention (B, H, T, d) of a chunk to itself, to the pending tokens before it and to the blocks it retrieves.
 
-        The chunk continues the committed text, and includes the landmarks that belong between its tokens.
-
-        q: (B, H, T, d), not rotated: the memory assigns positions. Under autocast all is computed in its type. k, v:
-        (B, H_kv, T, d), not rotated. extra: the layer's context miss token, with a key that is not rotated, or its
-        sinks; None: there are none.
-
-        Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
+        The chunk continues the committed text, and includes the landmarks that belong between its tokens. q: (B, H, T,
+        d), k, v: (B, H_kv, T, d), not rotated: the memory assigns positions. Under autocast all is computed in its
+        type. extra: the layer's context miss token, with a key that is not rotated, or its sinks. Raises RuntimeError
+        where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
         with torch.set_grad_enabled(self.has_gradient and torch.is_grad_enabled()), without_autocast(q):
@@ -250,8 +241,7 @@ class Memory:
     def commit(self) -> None:
         """End the chunk in every layer: store its complete blocks, and keep the other tokens as pending.
 
-        Raises UserError where the disk is full. Layers then differ, and the memory refuses to go on until it is loaded
-        again or `reset`.
+        UserError: the disk is full. Layers then differ, and the memory refuses to go on until it is loaded or `reset`.
         """
         self._check_whole()
         try:
@@ -268,10 +258,7 @@ class Memory:
     def take(self, chunks: Mapping[int, dict[str, Tensor]], tokens: int, queries: int) -> None:
         """Commit a chunk that something else has attended to, with the kernels and without a context miss token.
 
-        Args:
-            chunks: by layer, as `LayerMemory.chunk`.
-            tokens: of the chunk, landmarks included.
-            queries: B·H·T.
+        chunks: by layer, as `LayerMemory.chunk`. tokens: of the chunk, landmarks included. queries: B·H·T.
         """
         for layer, chunk in chunks.items():
             state = self.layers[layer]
@@ -308,10 +295,9 @@ class Memory:
         self._length, self._before = 0, None
 
     def select_samples(self, samples: Tensor) -> Memory:
-        """A copy whose samples are these of the batch, as beam search needs it. Its statistics begin anew.
+        """A copy whose samples (n,) are these of the batch, as beam search needs it. Its statistics begin anew.
 
-        samples: (n,), integer; a sample may occur more than once. Raises UserError for a selector that cannot do it,
-        RuntimeError where a chunk is not committed, or its commit failed.
+        Raises UserError for a selector that cannot do it, RuntimeError where a chunk is not committed.
         """
         self._check_whole()
         if self.layers:
@@ -336,10 +322,7 @@ class Memory:
         return {number: (layer.store.added, layer.between) for number, layer in self.layers.items()}
 
     def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> Memory:
-        """A copy that has read the text up to a place at which it was, of whose blocks none is dropped.
-
-        position: there. layers: by number, the blocks stored there, and `LayerMemory.between`.
-        """
+        """A copy that has read the text up to this position, where `mark` returned `layers`; no block was dropped."""
         begun = copy.copy(self)
         begun.reset()
         begun.position = position
@@ -351,10 +334,9 @@ class Memory:
         return begun
 
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
-        """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
+        """Write everything, and `others` by name, to a new folder. A memory of the same model can `load` it.
 
-        others: further files of that folder, by name. Raises UserError, and leaves nothing behind, where the folder
-        exists or the disk is full; RuntimeError where a commit failed.
+        Raises UserError, and leaves nothing behind, where the folder exists or the disk is full.
         """
         self._check_whole()
         save(Path(folder), self._identity(), self.position, self.layers, others or {})
@@ -363,8 +345,7 @@ class Memory:
         """Replace the content by that of a saved memory. device: of the loaded tensors, or each layer's.
 
         With the tier "disk" and without `max_blocks`, the folder's files are read in place, and never written to.
-        Raises UserError for a file that is missing or altered, and for a saved memory with another block size, model
-        or mapping, or that had dropped blocks which this memory would keep; then the content stays as it was.
+        Raises UserError, and changes nothing, for a file that is missing or altered, or a memory that does not fit.
         """
         before = self.__dict__.copy()
         self.reset()

@@ -34,11 +34,10 @@ class Lags:
         return torch.where(ages <= self.own, ages, len(self.distances))
 
     def attending(self, ages: Tensor) -> Tensor:
-        """The lags at which retrieved blocks are attended to.
+        """The lags at which retrieved blocks are attended to, of ages (…, q), oldest first.
 
-        ages: (…, q), of the q retrieved blocks, oldest first. Blocks that share a lag when they are scored fill the
-        slots from the furthest on, the others fill the slots nearest to the chunk. There may be an empty slot between
-        the two kinds.
+        Blocks that share a lag when they are scored fill the slots from the furthest on, the others fill the slots
+        nearest to the chunk. There may be an empty slot between the two kinds.
         """
         if not self.own:
             return torch.ones_like(ages)
@@ -54,17 +53,13 @@ class Stingy:
     name: ClassVar[str] = "stingy"
 
     def lags(self, blocks_fed: int, k: int, width: int) -> Lags:
-        """The lags for a chunk.
-
-        blocks_fed: complete blocks before the chunk, dropped ones included. k: blocks that a query retrieves.
-        """
+        """The lags for a chunk. blocks_fed: complete blocks before it, dropped ones included."""
         return Lags(k, tuple(lag * width for lag in range(1, min(blocks_fed, k + 1) + 1)))
 
     def stored(self, rotary: RotaryTable, blocks_fed: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """The factors that rotate the keys of new blocks, (n or 1, W, d/2): each by its offset in its block.
+        """The factors that rotate keys like (…, d) of new blocks, (n or 1, W, d/2): each by its offset in its block.
 
-        blocks_fed: blocks before the first of these, dropped ones included. shape: n and W, of the new blocks. like:
-        keys (…, d).
+        shape: n and W, of the new blocks.
         """
         return rotary(0, shape[1], like)[None]
 
@@ -76,11 +71,10 @@ class TruePositions:
     name: ClassVar[str] = "true"
 
     def lags(self, blocks_fed: int, k: int, width: int) -> Lags:
-        """As `Stingy.lags`."""
         return Lags(0, (blocks_fed * width,) if blocks_fed else ())
 
     def stored(self, rotary: RotaryTable, blocks_fed: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """The factors that rotate new keys by their positions in the text. Args: as of `Stingy.stored`."""
+        """As of `Stingy`, by the positions of keys in the text."""
         return rotary(blocks_fed * shape[1], shape[0] * shape[1], like).unflatten(0, shape)
 
 

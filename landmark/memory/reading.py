@@ -18,10 +18,7 @@ from landmark.memory.store import BlockStore
 
 
 def rotated_for_local_attention(question: Question, k: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Queries (B, H, T, d) and keys (B, H_kv, pending + T, d) at their positions, with means in landmarks' keys.
-
-    Args: as of `attend_locally`.
-    """
+    """Queries (B, H, T, d) and keys (B, H_kv, pending + T, d) at their positions, with means in landmarks' keys."""
     width, pending = question.block_size + 1, k.shape[2] - question.q.shape[2]
     factors = question.rotary(0, k.shape[2], question.q)
     q, k = rotate(question.q, factors[pending:]), rotate(k, factors)
@@ -52,10 +49,7 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tupl
 
 
 def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
-    """The blocks of these ages, at their positions of attention; returns what `attend_to_blocks` does.
-
-    ages: (B, H, H_kv or 1, n or 1, q), as a selector returns them.
-    """
+    """What `attend_to_blocks` returns of blocks of these ages, at their positions of attention."""
     lags = question.lags.attending(ages)
     pairs = Pairs(question.rounded, question.store, ages, lags, question.softcap, question.selected)
     return attend_to_blocks(pairs, question.gate)
@@ -64,16 +58,10 @@ def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
 def merge(
     local: tuple[Tensor, Tensor], blocks: tuple[WeightedSum, Tensor], selection: QuerySelection | None
 ) -> tuple[Tensor, Tensor]:
-    """Merge the outputs of the blocks and of local attention, by a softmax of the gates.
+    """Output (B, H, T, d) and weights of the blocks (B, H, n, q): a softmax of gates merges blocks and local attention.
 
-    With a context miss token the local output is multiplied by 1 − S already, and the blocks share S.
-
-    Args:
-        local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention.
-        blocks: the weighted sum of their outputs, and their gates (B, H, n, q).
-        selection: the n queries; None: the model has no context miss token.
-
-    Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q).
+    With a context miss token the local output is multiplied by 1 − S already, and the blocks share S. local: output
+    (B, H, T, d) and log-sum-exp (B, H, T). blocks: the weighted sum of their outputs, and their gates (B, H, n, q).
     """
     (out, lse), (weighted, gates) = local, blocks
     if selection is None:
@@ -87,10 +75,7 @@ def merge(
 
 
 def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, Tensor]) -> Tensor:
-    """`read_blocks` and `merge` in one kernel, which reads the blocks where they are stored: (B, H, T, d).
-
-    Args: as in these.
-    """
+    """`read_blocks` and `merge` in one kernel, which reads the blocks where they are stored: (B, H, T, d)."""
     from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 
     queries, store, selection, selected = question.rounded, question.store, question.selection, question.selected

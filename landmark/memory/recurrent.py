@@ -18,10 +18,7 @@ class RecurrentMemory:
     """
 
     def __init__(self, cache: int, keys: Keys | None = None):
-        """Start with nothing read.
-
-        cache: keys and values of each layer that are cached. keys: how keys are made; None: with rotary positions.
-        """
+        """Start with nothing read. keys: how keys are made; None: with rotary positions."""
         if cache < 0:
             raise ValueError(f"cache must be at least 0 tokens, got {cache}")
         self.cache, self.keys = cache, keys or Keys()
@@ -34,12 +31,7 @@ class RecurrentMemory:
         self._last_key: dict[int, Tensor] = {}  # the channels that the next token takes (`Keys.offset`)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of a window to the cache and to itself.
-
-        q, k, v: (B, H, T, d), not rotated.
-
-        Returns (B, H, T, d).
-        """
+        """Attention (B, H, T, d) of a window to the cache and to itself. q, k, v: (B, H, T, d), not rotated."""
         k = self._shifted(layer, k)
         if layer in self._cached:
             cached_k, cached_v = self._cached[layer]
@@ -108,13 +100,7 @@ class SinkMemory(RecurrentMemory):
     """
 
     def __init__(self, window: int, sinks: int = 4, keys: Keys | None = None):
-        """Start with nothing read.
-
-        Args:
-            window: last keys of each layer that are cached.
-            sinks: first keys that are.
-            keys: as in `RecurrentMemory`.
-        """
+        """Start with nothing read. window, sinks: last and first keys of each layer that are cached."""
         if sinks < 0:
             raise ValueError(f"sinks must be at least 0, got {sinks}")
         self.sinks = sinks

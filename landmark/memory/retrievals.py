@@ -39,7 +39,6 @@ class MemoryStatistics:
         self._dropped: dict[int, Tensor] = {}  # by layer, (2, H): lookups that were possible, and those dropped
 
     def copy(self) -> MemoryStatistics:
-        """The same counts, to go back to."""
         copied = copy.copy(self)
         copied._dropped = dict(self._dropped)
         return copied
@@ -60,13 +59,7 @@ class MemoryStatistics:
         self._dropped[layer] = counts + self._dropped.get(layer, 0)
 
     def count_retrieved(self, ages: Tensor, queries: int, selection: QuerySelection | None) -> None:
-        """Count a chunk's retrieval.
-
-        Args:
-            ages: (B, H, H_kv or 1, n or 1, q), of retrieved blocks, 0 for none.
-            queries: B·H·T.
-            selection: those that retrieve; None: all.
-        """
+        """Count a chunk's retrieval. ages: as of `Retrieval`. queries: B·H·T. selection: those that retrieve."""
         blocks, lookups = ages.numel(), queries
         if selection is not None and selection.selected is not None:
             blocks, lookups = int((ages > 0).sum()), int(selection.selected.sum())
@@ -88,10 +81,10 @@ class MemoryStatistics:
 
 
 def with_rates(counts: dict[str, Any]) -> dict[str, Any]:
-    """The counts, and three rates if there is a context miss token.
+    """The counts, and with a context miss token three rates.
 
-    drop_rate: share of possible lookups that were dropped. drop_rates: the same for each layer and head. skipped: share
-    of searches (one for each chunk and layer) that were not needed, because every lookup was dropped.
+    drop_rate: share of possible lookups that were dropped. drop_rates: of each layer and head. skipped: share of
+    searches that were not needed, because every lookup was dropped.
     """
     if "dropped" not in counts:
         return counts
@@ -115,13 +108,10 @@ class Stored(NamedTuple):
 class Retrieval:
     """The blocks that the queries of a chunk retrieve in one layer.
 
-    layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
-    store: the layer's blocks.
-    ages: (B, H, H_kv or 1, n or 1, q), of the retrieved blocks, oldest first; 1 is the newest block, 0 no block. n is
-        T, or fewer with a cutoff. q is 0 where nothing is retrieved.
-    weights: (B, H, n, q), each block's share of a query's attention. None: not known, because a fused kernel ran.
-    cmt_weight: (B, H, T), the weight S of the context miss token. None: the model has no such token.
-    selection: the queries that retrieve. None: all.
+    position: stream position of the chunk's first token, landmarks included. ages: (B, H, H_kv or 1, n or 1, q), of the
+    blocks, oldest first; 1 is the newest block, 0 no block. n is T, or fewer with a cutoff. q is 0 where nothing is
+    retrieved. weights: (B, H, n, q), each block's share of a query's attention; None: a fused kernel ran. cmt_weight:
+    (B, H, T), the weight S of the context miss token. selection: the queries that retrieve; None: all.
     """
 
     layer: int
@@ -133,10 +123,7 @@ class Retrieval:
     selection: QuerySelection | None = None
 
     def per_query(self) -> tuple[Tensor, Tensor]:
-        """Ages and weights for each query and head, (B, H, T, q); both are 0 for no block.
-
-        Raises ValueError where the weights are not known.
-        """
+        """Ages and weights for each query and head, (B, H, T, q); both are 0 for no block. ValueError: not known."""
         if self.weights is None:
             raise ValueError("the weights are not known with the backend triton: give the memory the backend blockwise")
         weights, selection = self.weights, self.selection

@@ -58,16 +58,9 @@ def save(
     layers: Mapping[int, LayerMemory],
     others: Mapping[str, bytes],
 ) -> None:
-    """See `landmark.memory.Memory.save`.
+    """See `landmark.memory.Memory.save`. identity: of the memory, with the keys of IDENTITY.
 
     Blocks are written oldest first, as rows in the format of `landmark.memory.store.tiers.DeviceBlocks.rows`.
-
-    Args:
-        folder: the new folder.
-        identity: of the memory, with the keys of IDENTITY.
-        position: stream positions committed, landmarks included.
-        layers: by number.
-        others: further files of the folder, by name.
     """
     if any(layer.chunk is not None for layer in layers.values()):
         raise RuntimeError("a chunk is not committed yet: call commit() before save()")
@@ -112,16 +105,9 @@ def load(
     new_layer: Callable[[], LayerMemory],
     device: Place,
 ) -> tuple[int, dict[int, LayerMemory]]:
-    """See `landmark.memory.Memory.load`.
+    """The stream positions committed, and the layers, of a saved memory: see `landmark.memory.Memory.load`.
 
-    Args:
-        folder: a folder that `save` has written.
-        identity: of the memory that loads it.
-        max_blocks: most blocks that this memory stores in each layer; None: all.
-        new_layer: makes an empty layer.
-        device: of the loaded tensors, or of each layer's by its number.
-
-    Returns the stream positions committed, and the layers.
+    identity, max_blocks: of the memory that loads it. new_layer: makes an empty layer.
     """
     content = read_content(folder, KEYS)
     blocks = []
@@ -160,10 +146,7 @@ def device_of(device: Place, layer: int) -> torch.device:
 
 
 def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, Any]:
-    """The memory.json of a saved memory, all of whose files are as they were saved.
-
-    keys: with the types of their values, that it must have. Raises UserError where it is not so.
-    """
+    """The memory.json of a saved memory, all of whose files are as they were saved, with these keys, or UserError."""
     if not (folder / CONTENT).exists():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
     content = read_json(folder / CONTENT, {"format": int}, REMEDY)
@@ -182,7 +165,6 @@ def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, A
 
 
 def _blocks(number: int | str) -> str:
-    """The name of the file with a layer's blocks."""
     return f"layer-{number}.blocks"
 
 
@@ -227,11 +209,8 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
 
 
 def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[str, Tensor], like: Tensor) -> None:
-    """Put saved blocks into an empty store: all, or the newest ones if it has room for fewer.
-
-    saved: the file of the newest of them. summaries: of these, by name. like: (B, H, 0, ℓ, d), a tensor with the
-    blocks' shape, type and device.
-    """
+    """Put saved blocks like (B, H, 0, ℓ, d), and their summaries, into an empty store: all, or as many as it has room
+    for, the newest."""
     path, rows_saved = saved.path, saved.rows
     if missing := store.summaries.keys() - summaries.keys():
         scorer = next(SUMMARIES[name] for name in missing)

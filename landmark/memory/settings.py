@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from landmark.utils.errors import UserError
-from landmark.utils.setting import check_value, setting
+from landmark.utils.setting import check_field, setting
 
 GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key", "given")
@@ -114,9 +114,7 @@ class MemorySettings:
             key, value = item.metadata["key"], getattr(self, item.name)
             if value is None and item.default is not None:
                 raise UserError(f"{key}=null: must have a value")
-            if value is not None and item.type in (int, int | None) and type(value) is not int:
-                raise UserError(f"{key}={value!r}: must be a whole number")
-            check_value(key, value, item.metadata)
+            check_field(key, value, item)
         cutoff: Any = self.cutoff  # files have a list
         object.__setattr__(
             self, "cutoff", float(cutoff) if isinstance(cutoff, int | float) else tuple(map(float, cutoff))

@@ -51,15 +51,9 @@ _AUTHORS_NAMES = {
 def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: str | None = None) -> LanguageModel:
     """A model to train.
 
-    Args:
-        model: the config group `model`.
-        tokenizer: has the vocabulary and the landmark's id; with `start`, a transformers tokenizer is saved with the
-            model.
-        cmt: whether the model has a context miss token.
-        start: folder of a model whose training is continued, or of one of transformers its name on the hub (None: new
-            weights). A landmark model can start from a plain one, as in the paper's fine-tuning (Section 4.2).
-
-    Raises UserError where the model in `start` has another shape, or none is there.
+    tokenizer: a transformers one is saved with the model. start: folder of a model whose training is continued, or of
+    one of transformers its name on the hub (None: new weights). A landmark model can start from a plain one (Section
+    4.2). Raises UserError where the model in `start` has another shape, or none is there.
     """
     config = decoder_config(model, tokenizer, cmt)
     if model.family is None and model.name is None:
@@ -76,11 +70,8 @@ def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: s
 def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> LanguageModel:
     """The model itself; or for a plain one that is to get landmarks, a landmark model with its weights.
 
-    The landmark's embedding is then the mean of the others. Keys and biases of landmarks begin as in a new model: with
-    the mean of its block in each key and a bias of log ℓ, landmark attention is close to the attention that the
-    model has learned (`landmark.attention.keys`).
-
-    config: of the model to train. Raises UserError where it has another shape. name: the trained model's folder.
+    The landmark's embedding is then the mean of the others. Keys and biases of landmarks begin as in a new model, so
+    that landmark attention is close to the attention that the model has learned (`landmark.attention.keys`).
     """
     if model.config.kind != "transformer" or config.kind != "landmark":
         check_same(model.config, config, where=name)
@@ -96,10 +87,8 @@ def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> Lan
 
 
 def new_decoder(config: DecoderConfig) -> Decoder:
-    """A decoder with new weights: the paper's, the `Model` of the extension whose settings are set, or your own.
-
-    One's own is that of the module `config.architecture` (docs/add_a_model.md). Raises UserError where there is none.
-    """
+    """A decoder with new weights: the paper's, the `Model` of the extension whose settings are set, or that of the
+    module `config.architecture` (docs/add_a_model.md). Raises UserError where there is none."""
     for module in [extension_with(f"model.{name}") for name in config.options]:
         return module.Model(config)
     if config.architecture is None:
@@ -129,8 +118,7 @@ def save(
 ) -> None:
     """Write a model's configuration and weights, each whole or not at all, and their hashes.
 
-    model: of ours, or of transformers. state: all weights, if they are sharded over processes (None: the model's).
-    beside: other files of the folder that get a hash, where they are there.
+    state: all weights, if they are sharded over processes. beside: other files of the folder that get a hash.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,12 +141,7 @@ def load(
 ) -> LanguageModel:
     """Load a model, in evaluation mode: ours, also with the authors' names of weights, or one of transformers.
 
-    Args:
-        folder: a run's, or of a model of transformers.
-        expected: the configuration that the model must have, except its backend (None: any).
-        device: of the model.
-        dtype: of the weights of a model of transformers.
-
+    expected: the configuration that it must have, except its backend. dtype: of the weights of a model of transformers.
     Raises UserError for a file that is missing or damaged, and for another configuration, naming the differences.
     """
     model = _load(Path(folder), expected, dtype)

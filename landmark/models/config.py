@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
 from landmark.utils.errors import UserError
-from landmark.utils.setting import check_value, setting
+from landmark.utils.setting import check_field, setting
 
 if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
@@ -22,11 +21,8 @@ KINDS = ("transformer", "landmark", "transformer_xl")
 class Landmarks:
     """What makes a decoder a landmark model.
 
-    token: the landmark's id; None: the text has no landmarks, and a model of transformers finds blocks by a summary of
-        their keys, without training.
-    block_size: ℓ, normal tokens of a block.
-    alpha: of the gate (`landmark.attention.scoring`).
-    cmt: whether the model has a context miss token.
+    token: the landmark's id; None: the text has none, and a model of transformers finds blocks without training.
+    block_size: ℓ, normal tokens of a block. alpha: of the gate. cmt: whether there is a context miss token.
     """
 
     token: int | None = setting(key="landmark_id")
@@ -45,13 +41,8 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class KeySettings:
-    """How queries and keys are made (`landmark.attention.keys`).
+    """How queries and keys are made (`landmark.attention.keys`; landmark/config/schema.py says what each is).
 
-    offset: fraction of a head's channels, the last ones, with the key of the normal token before.
-    rotary_fraction: fraction of them, the first ones, that positions turn.
-    landmark: "token", or "mean": plus the mean of the block's keys.
-    bias: whether each head adds a learned number to the scores of landmarks.
-    rope_base: of the rotary frequencies.
     norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
     """
 
@@ -67,10 +58,9 @@ class KeySettings:
 class Start:
     """How weights begin.
 
-    initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
-    induction_heads: heads of keys, the last ones of each layer but the first, that begin as induction heads: in the
-        channels of the offset their queries and keys have the same weights, so that a query finds tokens that follow an
-        earlier occurrence of its own token (Olsson et al. 2022). They are trained as the others are.
+    induction_heads: heads of keys, the last ones of each layer but the first, whose queries have the same weights in
+    the channels of the offset. So a query finds tokens that follow an earlier occurrence of its own token (Olsson et
+    al. 2022). They are trained as the others are.
     """
 
     initialisation: str = setting("gpt2", choices=("gpt2", "fan_in"))
@@ -85,12 +75,9 @@ _OF_KIND = {"landmark": "landmarks", "transformer_xl": "recurrence"}  # the othe
 class DecoderConfig:
     """The shape of a decoder, which is stored beside its weights.
 
-    num_heads: query heads. head_dim: d. mlp_dim: width of the hidden layer of a perceptron. num_kv_heads: heads of keys
-    and values (None: as many as query heads). landmarks, recurrence: None where the model is of another kind.
     architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder). options: settings of a
-    module of `landmark.extensions`, whose `Model` is then built.
-
-    Raises UserError, naming the setting, for a value out of range. A default never changes: files leave it out.
+    module of `landmark.extensions`, whose `Model` is then built. A default never changes: files leave it out. Raises
+    UserError, naming the setting, for a value out of range.
     """
 
     vocab_size: int = setting(least=1)
@@ -109,9 +96,7 @@ class DecoderConfig:
 
     def __post_init__(self):
         for name, item, value in self._settings():
-            if str(item.type).startswith("int") and type(value) not in (int, NoneType):
-                raise UserError(f"model.{name}={value!r}: must be a whole number")
-            check_value(f"model.{name}", value, item.metadata)
+            check_field(f"model.{name}", value, item)
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
@@ -149,7 +134,6 @@ class DecoderConfig:
 
     @property
     def cmt(self) -> bool:
-        """Whether the model has a context miss token."""
         return self.landmarks is not None and self.landmarks.cmt
 
     @property
@@ -181,7 +165,7 @@ class DecoderConfig:
     def from_flat(cls, values: Mapping[str, Any]) -> DecoderConfig:
         """The configuration of settings by their names; those of other kinds of model have no effect.
 
-        Raises UserError for a kind without what it needs. A name that is none here is an option.
+        A name that is none here is an option. Raises UserError for a kind without what it needs.
         """
         kind = values.get("kind")
         if kind not in KINDS:
@@ -211,7 +195,7 @@ def _flat_name(item: Field) -> str:
 
 
 class Vocabulary(Protocol):
-    """The attributes of a tokenizer that a model needs."""
+    """What a model needs of a tokenizer."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -225,12 +209,9 @@ class _AnyVocabulary(NamedTuple):
 
 
 def decoder_config(model: ModelConfig, tokenizer: Vocabulary | None = None, cmt: bool = False) -> DecoderConfig:
-    """The configuration of the decoder that the config group `model` and a tokenizer describe.
+    """The configuration of the decoder that the config group `model` and a tokenizer describe (None: any).
 
     Settings of other kinds of model are left out. A landmark model that is not trained (`as_is`) has no landmarks.
-
-    tokenizer: None: any, to check the settings. cmt: whether the model has a context miss token. Raises UserError as
-    `DecoderConfig` does.
     """
     if cmt and model.kind != "landmark":
         raise UserError(f"cmt=on: model={model.kind} has no landmarks that a context miss token could control")

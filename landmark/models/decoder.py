@@ -41,12 +41,9 @@ MEMORY_OBJECTS = ("keys", "gate", "scoring", "backend", "observer")  # arguments
 class ReadWindow:
     """What all layers share that read windows at once.
 
-    layout: where blocks are; None: the model has no landmarks.
-    factors: rotary, (T, d/2) or (B, 1, T, d/2).
-    is_landmark: (B or 1, T), bool; None: there are no landmarks, or nothing asks for them.
-    blocks: for means of keys; None: there are none.
-    controlled: (B, layers, blocks), landmarks that the context miss token controls; None: none.
-    top_k: gated blocks that a query attends to; None: all.
+    layout: None: the model has no landmarks. factors: rotary, (T, d/2) or (B, 1, T, d/2). is_landmark: (B or 1, T),
+    bool; None: nothing asks for it. blocks: for means of keys. controlled: (B, layers, blocks), landmarks that the
+    context miss token controls. top_k: gated blocks that a query attends to.
     """
 
     layout: Window | None
@@ -75,10 +72,7 @@ class SelfAttention(nn.Module):
         self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.keys.norm else None for _ in range(2))
 
     def forward(self, x: Tensor, is_landmark: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, d) of x (B, T, hidden).
-
-        is_landmark: (B or 1, T), for a landmark bias; None: none of them is.
-        """
+        """Queries, keys and values (B, H, T, d) of x (B, T, hidden). is_landmark: (B or 1, T), for a landmark bias."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
@@ -131,14 +125,9 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The hidden states (B, T, hidden), and the state (1, hidden) of the context miss token, after this block.
 
-        The token attends to nothing, so no attention is added to its state; its key goes to `attend`. It is computed
-        here because the weights of a block may be whole only while the block is called (`trainer=fsdp`).
-
-        Args:
-            x: (B, T, hidden).
-            attend: attention of queries, keys and values (B, H, T, d); with the token also an `extra` place.
-            is_landmark: (B or 1, T), bool; None: there are no landmarks.
-            cmt: the state of the context miss token before this block; None: the model has none.
+        The token attends to nothing, so no attention is added to its state; its key goes to `attend`, as an `extra`
+        place. It is computed here because the weights of a block may be whole only while the block is called
+        (`trainer=fsdp`).
         """
         if cmt is not None:
             attend = partial(attend, extra=ContextMiss(self.attention.key(self.attention_norm(cmt))))
@@ -146,15 +135,12 @@ class Layer(nn.Module):
         return x, None if cmt is None else self.feed_forward(cmt)
 
     def before_attention(self, x: Tensor, is_landmark: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, d) of hidden states."""
         return self.attention(self.attention_norm(x), is_landmark)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The hidden states after this block. attended: (B, H, T, d)."""
         return self.feed_forward(x + self.attention.output(attended))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The perceptron after attention: (…, hidden) → (…, hidden)."""
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
@@ -201,9 +187,8 @@ class Decoder(LanguageModel):
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 
-        settings: of a landmark model `MemorySettings`, and MEMORY_OBJECTS; of a plain transformer
-        those of `SinkMemory`, without which it keeps nothing (None); Transformer-XL has none. Raises UserError for a
-        setting out of range, and for a cutoff that does not fit the model.
+        settings: of a landmark model `MemorySettings`, and MEMORY_OBJECTS; of a plain transformer those of
+        `SinkMemory`, without which it keeps nothing (None). Raises UserError for one that does not fit.
         """
         config = self.config
         if config.landmarks is not None:
@@ -225,7 +210,6 @@ class Decoder(LanguageModel):
         return {"keys": self.keys, "gate": self.gate, "backend": self.config.backend}
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
-        """An empty memory that keeps the keys and values of `tokens` tokens."""
         return UnlimitedMemory(tokens, keys=self.keys)
 
     def reading(self, memory: Any) -> Callable[[Tensor], Tensor]:
@@ -252,15 +236,10 @@ class Decoder(LanguageModel):
         last: bool = False,
         top_k: int | None = None,
     ) -> Tensor:
-        """Logits of the next raw token after each raw token, (B, T, vocabulary).
+        """Logits (B, T, vocabulary) of the next raw token after each of raw ids (B, T), or of the last one alone.
 
-        Args:
-            tokens: (B, T) raw ids; landmarks are inserted here.
-            memory: the tokens continue its text, and are committed to it (None: they are a text of their own).
-            last: whether to return only the logits (B, 1, vocabulary) after the last token.
-            top_k: blocks that a token attends to beside its own (None: all). Unused with a memory, which has its own k.
-
-        Raises UserError for a memory of another kind or block size.
+        Landmarks are inserted here. memory: the tokens continue its text, and are committed to it. top_k: blocks that a
+        token attends to beside its own, without a memory. Raises UserError for a memory that does not fit.
         """
         hidden = self.read(tokens, memory, top_k)
         if memory is not None:
@@ -293,16 +272,11 @@ class Decoder(LanguageModel):
         positions: Tensor | None = None,
         top_k: int | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, hidden) of ids that include landmarks already.
+        """Final hidden states (B, T, hidden) of ids (B, T) that include landmarks already.
 
-        Args:
-            tokens: (B, T) ids, landmarks included.
-            phase: (B,) tokens missing from the first block of each window (None: 0). Unused with a memory.
-            memory: the tokens continue its text; the caller commits them (None: attention within the window).
-            controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Unused with
-                a memory.
-            positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
-            top_k: gated blocks that a query attends to (None: all). Unused with a memory, which has its own k.
+        memory: the tokens continue its text; the caller commits them. Without one: phase (B,), tokens missing from the
+        first block of each window; controlled (B, layers, blocks), landmarks that the context miss token controls;
+        positions (B, T), those of the tokens (None: 0…T−1); top_k, gated blocks that a query attends to (None: all).
         """
         if memory is None:
             window = self._window(tokens, phase, controlled, positions, top_k)
@@ -326,7 +300,6 @@ class Decoder(LanguageModel):
                 setattr(block, name, part)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (…, vocabulary) of hidden states (…, hidden), by the tied embeddings."""
         return F.linear(hidden, self.embedding.weight)
 
     def _window(
@@ -337,7 +310,6 @@ class Decoder(LanguageModel):
         positions: Tensor | None,
         top_k: int | None,
     ) -> ReadWindow:
-        """What all layers share. Args: as in `hidden`."""
         landmarks, keys, length = self.config.landmarks, self.keys, tokens.shape[1]
         like = self.embedding.weight[:, : self.config.head_dim]
         factors = keys.rotary(0)(0, length, like)
@@ -385,11 +357,7 @@ class Decoder(LanguageModel):
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
     ) -> Tensor:
-        """Attention of a layer over whole windows, (B, H, T, d); extensions replace it.
-
-        q, k, v: as of `landmark_attention`. window: what all layers share. extra: the layer's context miss token; None:
-        the model has none.
-        """
+        """Attention of a layer over whole windows, (B, H, T, d), of rotated queries and keys; extensions replace it."""
         if window.layout is None:
             return causal_attention(q, k, v)
         settings = {"extra": extra, "top_k": window.top_k, "backend": self.config.backend}
@@ -420,8 +388,7 @@ class Decoder(LanguageModel):
     def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result of `summed_loss`, in parts where logits are many (`landmark.models.head_loss`).
 
-        Where fewer than half of the positions have a target, only they get logits. That is so on the CPU; on a GPU
-        counting them would wait for the device. Shapes: (B, T, hidden_dim), (B, T).
+        On the CPU only positions with a target get logits, where they are few; on a GPU counting them would wait.
         """
         if targets.device.type == "cpu" and 2 * int((scored := targets != NO_LOSS).sum()) < targets.numel():
             hidden, targets = hidden[scored][None], targets[scored][None]

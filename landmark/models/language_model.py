@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from landmark.models.config import DecoderConfig
 from landmark.utils.constants import DEFAULT_CHUNK, LEAST_TEMPERATURE, NO_LOSS
 from landmark.utils.errors import UserError
+from landmark.utils.setting import check_value, setting
 from landmark.utils.window_batch import WindowBatch
 
 
@@ -24,25 +25,19 @@ from landmark.utils.window_batch import WindowBatch
 class Sampling:
     """How tokens are drawn. Raises UserError for a setting out of range.
 
-    Args:
-        temperature: divides the logits; 0: the most probable token is chosen.
-        top_k: number of the most probable tokens among which one is drawn (None: all).
-        top_p: tokens are drawn among the most probable ones that together have this probability, at least one.
-        seed: with a prompt's number it seeds the prompt's own random numbers, which do not depend on other prompts.
+    temperature: divides the logits; 0: the most probable token is chosen. top_k: of the most probable tokens one is
+    drawn. top_p: of the most probable ones that together have this probability. seed: with a prompt's number it seeds
+    the prompt's own random numbers, which do not depend on other prompts.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
+    temperature: float = setting(0.0, least=0)
+    top_k: int | None = setting(None, least=1)
+    top_p: float = setting(1.0, above=0, most=1)
     seed: int = 0
 
     def __post_init__(self):
-        if self.temperature < 0:
-            raise UserError(f"generate.temperature={self.temperature}: must be at least 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"generate.top_k={self.top_k}: must be at least 1")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"generate.top_p={self.top_p}: must be above 0 and at most 1")
+        for item in fields(self):
+            check_value(f"generate.{item.name}", getattr(self, item.name), item.metadata)
 
     def generator(self, prompt: int) -> torch.Generator:
         """The random numbers for the prompt with this number."""
@@ -115,10 +110,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:
-        """Write configuration and weights. state: all weights, if they are sharded (None: those of the model).
-
-        Returns the names of the files.
-        """
+        """Write configuration and weights, or the weights of `state`; returns the names of the files."""
         raise NotImplementedError
 
     def generate(self, prompts: Prompts, tokens: int, **settings) -> list[list[int]]:
@@ -147,16 +139,14 @@ class LanguageModel(nn.Module):
         Args:
             prompts: raw ids, one sequence each, of any lengths.
             tokens: most steps; 0: the prompts are read and nothing is generated.
-            local: tokens of a prompt that are read at a time (None: DEFAULT_CHUNK for a landmark model, its window for
-                Transformer-XL, the whole prompt for a plain transformer).
-            memory: a memory whose text the prompts continue, or a function that makes empty memories, required for
-                prompts of several lengths (None: `new_memory()`; a plain transformer keeps everything).
+            local: tokens of a prompt that are read at a time (None: as many as this kind of model usually reads).
+            memory: a memory whose text the prompts continue, or a function that makes empty ones, required for prompts
+                of several lengths (None: `new_memory()`; a plain transformer keeps everything).
             sampling: how tokens are drawn (None: always the most probable token).
             stop: tokens that end a text; they are not part of it.
             progress: called with the prompts' tokens read so far, and in all.
 
-        Raises UserError for a prompt that is empty, or has ids outside the vocabulary or of
-        the landmark.
+        Raises UserError for a prompt that is empty, or has the landmark or ids outside the vocabulary.
         """
         sampling = sampling or Sampling()
         rows = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
@@ -211,11 +201,9 @@ class LanguageModel(nn.Module):
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum of all weighted losses, in nats, and the number of targets; a target of NO_LOSS is left out of both.
+    """The sum of all weighted losses, in nats, and the number of targets, both on the device, without those of NO_LOSS.
 
-    Both are on the device: reading the number here would wait for the device at each micro-batch.
-
-    logits: (B, T, vocabulary). targets: (B, T). weights: (B, T), of each loss (None: all 1).
+    logits: (B, T, vocabulary). targets, weights: (B, T).
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
     reduction = "sum" if weights is None else "none"

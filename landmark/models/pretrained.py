@@ -70,7 +70,6 @@ class Pretrained(LanguageModel):
         return self.bare.get_input_embeddings()
 
     def new_memory(self, **settings) -> LandmarkCache | None:
-        """An empty memory for a model with landmarks, else None. settings: as in `LandmarkModel.new_memory`."""
         if isinstance(self.bare, LandmarkModel):
             return self.bare.new_memory(**settings)
         if settings:
@@ -82,7 +81,6 @@ class Pretrained(LanguageModel):
             memory.expect(tokens)
 
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
-        """Logits of the next raw token after each raw token (B, T, vocabulary), or with `last` after the last alone."""
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
         if memory is None and self.config.landmark_id is not None:
             landmarks = self.bare.landmarks
@@ -101,16 +99,12 @@ class Pretrained(LanguageModel):
         return DynamicCache(config=self.bare.config)
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Summed loss in nats, and the number of targets, of the one window of a batch."""
         settings = {} if batch.phase is None else {"phase": batch.phase}
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
         yield summed_loss(logits, batch.targets, batch.weights)
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:
-        """Merge adapters, and write the files of transformers, each whole or not at all, config.json last.
-
-        Returns their names.
-        """
+        """Merge adapters, and write the files of transformers, each whole or not at all, config.json last."""
         if self.has_adapters:
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
@@ -129,12 +123,7 @@ class Pretrained(LanguageModel):
 def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple[int, int, DecoderConfig]:
     """Parameters of a model of transformers, with and without embeddings, and its shape. Loads no weights.
 
-    Args:
-        name: its folder, or its name on the hub; None: one of `family` with the shape.
-        family: one of `FAMILIES`.
-        shape: of the model of a family.
-
-    Raises UserError where there is no such model.
+    name: its folder, or its name on the hub; None: one of `family` with the shape. Raises UserError where none is.
     """
     if name is None:
         config = _config_of_family(str(family), shape)
@@ -174,14 +163,9 @@ def _config_of_family(family: str, shape: DecoderConfig) -> PretrainedConfig:
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
     """A trained model whose training is continued.
 
-    Args:
-        name: its folder, or its name on the hub.
-        shape: kind, landmark_id and block_size say whether and how the model gets landmarks; the rest is not used.
-        lora_rank: rank of the adapters, which are trained with the landmark's embedding (None: all weights are
-            trained).
-        tokenizer: the transformers tokenizer that is saved with the model (None: none is saved).
-
-    Raises UserError for a folder without a model, and for a model that does not fit the shape.
+    name: its folder, or its name on the hub. shape: says whether and how the model gets landmarks. lora_rank: of the
+    adapters, which are trained with the landmark's embedding (None: all weights are). tokenizer: of transformers, saved
+    with the model. Raises UserError for a folder without a model, and for one that does not fit the shape.
     """
     model = open_model(folder_of(name), dtype=torch.float32, local_files_only=True)
     if shape.landmarks is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, field
+from dataclasses import MISSING, Field, field
 from typing import Any
 
 from landmark.utils.errors import UserError
@@ -25,6 +25,14 @@ def setting(default: Any = MISSING, **said: Any) -> Any:
     other readers of the field look for.
     """
     return field(default=default, metadata=said)
+
+
+def check_field(key: str, value: Any, item: Field) -> None:
+    """`check_value` of a dataclass's field; a field of whole numbers has one."""
+    is_whole = getattr(item.type, "__name__", str(item.type)).startswith("int")
+    if is_whole and value is not None and type(value) is not int:
+        raise UserError(f"{key}={value!r}: must be a whole number")
+    check_value(key, value, item.metadata)
 
 
 def check_value(key: str, value: Any, said: Mapping[str, Any]) -> None:

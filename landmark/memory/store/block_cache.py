@@ -28,26 +28,20 @@ class Transfer:
     If the device is the CPU, a call waits for the copy. On a GPU blocks go through pinned memory and a CUDA stream of
     their own: the GPU continues with the work launched before, and work launched later waits for the copy. One of two
     pinned buffers is filled while the other is copied.
+
+    like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
     """
 
     def __init__(self, like: Tensor):
-        """like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device."""
         self._block, self._dtype, self._device = like.shape[3:], like.dtype, like.device
         self._stream = torch.cuda.Stream(like.device) if like.is_cuda else None
         self._staging: list[Tensor] = [torch.empty(0)] * (1 if self._stream is None else 2)
         self._copied: list[torch.cuda.Event | None] = [None, None]
-        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __call__(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> tuple[int, float]:
-        """Copy blocks to the compute device.
+        """Read the blocks at places (n,), and copy them to the rows `into` (n,) of keys and values (m, ℓ, d).
 
-        Args:
-            read: reads blocks from the slower tier.
-            places: (n,), of the blocks.
-            keys, values: (m, ℓ, d), on the compute device; they get the blocks.
-            into: (n,), the rows of keys and values for the blocks.
-
-        Returns the bytes moved, and the seconds that this thread waited, or the GPU for earlier copies.
+        Returns the bytes moved, and the seconds that this thread waited.
         """
         started = time.perf_counter()
         if self._stream is None:
@@ -65,17 +59,14 @@ class Transfer:
             self._stream.wait_stream(computing)  # earlier work may still read the blocks that are overwritten
             keys.index_copy_(0, into, moved[:, 0])
             values.index_copy_(0, into, moved[:, 1])
-            copied = torch.cuda.Event(enable_timing=True)
+            copied = torch.cuda.Event()
             copied.record(self._stream)
         for used in (keys, values, into):
             used.record_stream(self._stream)
-        reached = torch.cuda.Event(enable_timing=True)
-        reached.record(computing)
         computing.wait_event(copied)
-        self._waits.append((reached, copied))
         self._copied = [self._copied[1], copied]
         self._staging.reverse()
-        return blocks.nbytes, waited + self._gpu_waited()
+        return blocks.nbytes, waited
 
     def _read(self, read: Read, places: Tensor) -> Tensor:
         """Blocks (n, 2, ℓ, d) on the CPU, in a buffer that is used again, because allocating memory is slow."""
@@ -85,19 +76,12 @@ class Transfer:
             self._staging[0] = new_buffer(len(places), width, dtype=self._dtype, pinned=pinned)
         return read(places, self._staging[0][: len(places)]).view(-1, 2, *self._block)
 
-    def _gpu_waited(self) -> float:
-        """Seconds that the GPU waited for copies that are complete and not yet counted."""
-        over = [pair for pair in self._waits if all(event.query() for event in pair)]
-        self._waits = [pair for pair in self._waits if pair not in over]
-        return sum(max(0.0, reached.elapsed_time(copied)) / 1e3 for reached, copied in over)
-
 
 @dataclass
 class TierCounts:
     """Counts of blocks fetched from a slower tier.
 
-    cache_hits, cache_misses: blocks of one head. bytes_moved: bytes copied to the compute device. seconds_waited: time
-    that the CPU or the GPU waited for them.
+    cache_hits, cache_misses: blocks of one head. bytes_moved: to the compute device. seconds_waited: of the CPU.
     """
 
     cache_hits: int = 0

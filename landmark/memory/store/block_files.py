@@ -1,8 +1,7 @@
 """Blocks in files, as many as the disk holds. Only rows that are being read are in memory.
 
-Rows are read and written at an offset, not through a memory map, for three reasons. It is as fast or faster (3 µs, not
-5 µs, for a block of one head in the system's cache). A full disk or a file cut short raises an error, where a memory
-map ends the process with a signal. Pages read through a memory map count as memory of this process.
+Rows are read and written at an offset, not through a memory map: that is as fast, and a full disk or a file cut short
+raises an error, where a memory map ends the process with a signal.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class SavedRows:
 class FileRows:
     """Rows (capacity, B, H, 2, ℓ, d) in a file without a name, which vanishes when the process ends, even if killed.
 
-    like: a row. folder: of that file; None: the system's folder for temporary files. saved: a file with the first rows,
-    which is never written to; None: there is none.
+    like: a row. folder: None: the system's. saved: a file with the first rows, which is never written to.
     """
 
     def __init__(self, like: Tensor, folder: Path | str | None, saved: SavedRows | None = None):

@@ -32,18 +32,12 @@ def mean_keys(keys: Tensor) -> Tensor:
 class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
-    Keys are stored rotated by their offsets 0…ℓ in the block (`landmark.attention.rotary`), and never rotated again.
-    Block number n, counted from the first block ever added, is in row n mod capacity. A full store grows by an eighth
-    at least, up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest
-    one, 2 for the one before, and so on.
+    Keys are stored rotated by their offsets 0…ℓ in the block, and never rotated again. Block number n, counted from the
+    first block ever added, is in row n mod capacity. A full store grows by an eighth at least, up to `max_blocks`, so
+    it never holds much more than it needs. The *age* of a block is 1 for the newest one, 2 for the one before.
 
     summaries: by name (B, H, capacity, d), on the device, in float32 where blocks are in half precision, because blocks
-        are ranked by them.
-
-    Args:
-        store: where keys and values are stored, and how many.
-        summaries: what makes those that it has besides the landmarks, by name.
-        counts: are updated when blocks are fetched; None: they are of this store alone.
+    are ranked by them; those of the arguments are besides the landmarks. counts: are updated when blocks are fetched.
     """
 
     def __init__(
@@ -71,11 +65,7 @@ class BlockStore:
         return self.summaries[LANDMARKS]
 
     def add(self, keys: Tensor, values: Tensor) -> None:
-        """Add n blocks, oldest first.
-
-        keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values. Raises
-        UserError where the tier has no room for them.
-        """
+        """Add n blocks (B, H, n, W, d), oldest first, in the type of the values. UserError: the tier has no room."""
         count = keys.shape[2]
         if self.max_blocks is not None and count > self.max_blocks:
             self.added += count - self.max_blocks
@@ -92,10 +82,7 @@ class BlockStore:
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
-        """Make room for `blocks` blocks like `like`, (B, H, n, ℓ, d), at most `max_blocks`.
-
-        saved: a file with the first ones; None: none.
-        """
+        """Make room for blocks like (B, H, n, ℓ, d), at most `max_blocks`. saved: a file with the first ones."""
         blocks = min(blocks, self.max_blocks or blocks)
         if blocks <= self.capacity:
             return
@@ -114,10 +101,7 @@ class BlockStore:
         self.capacity = capacity
 
     def select_samples(self, samples: Tensor, into: BlockStore, blocks: int | None = None) -> None:
-        """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings.
-
-        blocks: the first ones alone, where none was dropped; None: all.
-        """
+        """Copy the blocks of these samples (n,) of the batch, or the first `blocks` of them, to an empty store."""
         first, stop = (self.added - len(self), self.added) if blocks is None else (0, blocks)
         if not self.capacity or stop == first:
             return
@@ -170,10 +154,7 @@ class BlockStore:
         return sum(x.nbytes for x in self.summaries.values())
 
     def fetch(self, places: Tensor) -> Fetched:
-        """Bring blocks to the compute device. places: (n,), blocks of one head, indices in (B, H, capacity) flattened.
-
-        Raises UserError where a file of blocks was removed or cut short.
-        """
+        """Bring the blocks at these `places` (n,) to the compute device. UserError: a file was removed or cut short."""
         self.blocks_read += len(places)
         return self.blocks.fetch(places)
 

@@ -18,8 +18,6 @@ from landmark.memory.store.block_cache import BlockCache, TierCounts, new_buffer
 from landmark.memory.store.block_files import FileRows, SavedRows
 from landmark.utils.errors import UserError
 
-PAGE = 256  # rows of a page in the CPU's memory
-
 
 class Fetched(NamedTuple):
     """Blocks on the compute device. keys, values: (m, ℓ, d). rows: (n,), the rows of the requested blocks."""
@@ -37,12 +35,10 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True)
 class Store:
-    """Where the blocks of each layer of a memory are stored, and how many.
+    """Where the blocks of each layer of a memory are stored, and how many (`landmark.memory.settings` says more).
 
-    max_blocks: most blocks of a layer, the oldest are dropped first; None: all are stored. tier: "device", "cpu" or
-    "disk". folder: of the files of the tier "disk", which have no name and vanish when the process ends; None: the
-    system's folder for temporary files. cache: blocks (all heads) fetched from another tier that the device holds for
-    each layer; the least recently used are dropped first. Raises UserError for another tier or an empty cache.
+    max_blocks: most blocks of a layer. folder: of files without a name, which vanish with the process. cache: fetched
+    blocks (all heads) of a layer that the device holds. Raises UserError for another tier or an empty cache.
     """
 
     max_blocks: int | None = None
@@ -55,11 +51,7 @@ class Store:
             raise UserError(f"tier={self.tier}, cache={self.cache}: must be one of {', '.join(TIERS)}, and at least 1")
 
     def new_blocks(self, like: Tensor, counts: TierCounts, saved: SavedRows | None = None) -> Blocks:
-        """Keys and values of no block yet.
-
-        like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device. saved: the first rows, on disk; None:
-        there are none.
-        """
+        """Keys and values of no block yet, like (B, H, n, ℓ, d). saved: the first rows, on disk."""
         if self.tier == "device":
             return DeviceBlocks(like)
         row = torch.empty(*like.shape[:2], 2, *like.shape[3:], dtype=like.dtype)
@@ -88,14 +80,11 @@ class DeviceBlocks:
         return self.bytes_kept
 
     def reserve(self, capacity: int) -> None:
-        def grown(old: Tensor) -> Tensor:
-            shape = *old.shape[:2], capacity, *old.shape[3:]
-            new = new_buffer(*shape, dtype=old.dtype, device=old.device)
-            new[:, :, : old.shape[2]] = old
-            return new
-
-        self.keys = grown(self.keys)
-        self.values = grown(self.values)
+        old, made = (self.keys, self.values), []
+        for x in old:
+            made.append(new_buffer(*x.shape[:2], capacity, *x.shape[3:], dtype=x.dtype, device=x.device))
+            made[-1][:, :, : x.shape[2]] = x
+        self.keys, self.values = made
 
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
         """Write n blocks (B, H, n, ℓ, d) to the rows from `row` on."""
@@ -115,11 +104,7 @@ class CachedBlocks:
     """The same as `DeviceBlocks`, with rows in the CPU's memory or on disk and a cache on the compute device."""
 
     def __init__(self, like: Tensor, rows: HostRows | FileRows, cache: int, counts: TierCounts):
-        """Start with no block.
-
-        like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device. rows: stores the blocks. cache: fetched
-        blocks (all heads) that the device keeps.
-        """
+        """Start with no block like (B, H, n, ℓ, d). cache: fetched blocks (all heads) that the device keeps."""
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
         self._cache = BlockCache(cache * self._heads, like)
@@ -157,44 +142,27 @@ class CachedBlocks:
 
 
 class HostRows:
-    """Rows (B, H, 2, ℓ, d) in the CPU's memory, in pages of PAGE rows that are made when they are written to.
-
-    So a full store is not copied to grow, and little more memory is held, or pinned, than is needed. like: a row.
-    pinned: so that a GPU can copy from it directly.
-    """
+    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. like: a row. pinned: a GPU can copy from it directly."""
 
     def __init__(self, like: Tensor, pinned: bool):
-        self._like, self._pinned = like, pinned
-        self._pages: list[Tensor] = []  # each (PAGE, B, H, 2, ℓ, d)
+        self._pinned, self._rows = pinned, like[None][:0]
 
     @property
     def bytes_kept(self) -> int:
-        return sum(page.nbytes for page in self._pages)
+        return self._rows.nbytes
 
     def reserve(self, capacity: int) -> None:
-        """A page is made when it is written to."""
+        old, shape = self._rows, (capacity, *self._rows.shape[1:])
+        self._rows = new_buffer(*shape, dtype=old.dtype, pinned=self._pinned)
+        self._rows[: len(old)] = old
 
     def write(self, row: int, blocks: Tensor) -> None:
         """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on."""
-        while row + len(blocks) > len(self._pages) * PAGE:
-            self._pages.append(new_buffer(PAGE, *self._like.shape, dtype=self._like.dtype, pinned=self._pinned))
-        while len(blocks):
-            page, first = divmod(row, PAGE)
-            count = min(len(blocks), PAGE - first)
-            self._pages[page][first : first + count] = blocks[:count]
-            row, blocks = row + count, blocks[count:]
+        self._rows[row : row + len(blocks)] = blocks
 
     def read(self, places: Tensor, out: Tensor) -> Tensor:
         """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads."""
-        of_page = PAGE * self._like.shape[0] * self._like.shape[1]
-        page = places // of_page
-        for number in page.unique().tolist():
-            here = (page == number).nonzero().squeeze(1)
-            blocks = self._pages[number].view(of_page, -1)
-            if len(here) == len(places):
-                return torch.index_select(blocks, 0, places - number * of_page, out=out)
-            out.index_copy_(0, here, blocks.index_select(0, places[here] - number * of_page))
-        return out
+        return torch.index_select(self._rows.view(-1, out.shape[1]), 0, places, out=out)
 
 
 def by_row(keys: Tensor, values: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ Extra = ContextMiss | Sinks
 
 
 def has_kernel(gate: Grouped, scoring: Scoring, extra: Extra | None = None, top_k: int | None = None) -> bool:
-    """Whether the fused kernels compute this. Args: as of `landmark_attention`."""
+    """Whether the fused kernels compute this."""
     controls = isinstance(extra, ContextMiss)
     return not (gate.alpha and controls) and scoring.softcap is None and top_k is None
 
@@ -53,14 +53,10 @@ def check_kernel(name: str, has_kernel: bool) -> None:
 
 
 def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
-    """The backend to use: `name`, or for "auto" the best one for these queries.
+    """The backend to use for queries like (…, d): `name`, or for "auto" the best one.
 
     "auto" becomes "triton" on a GPU that can hold a block, else "blockwise", with a warning if the GPU is too small.
-
-    name: a backend, or "auto". like: (…, d), a tensor with the type, device and head dimension of the queries.
-    has_kernel: whether the fused kernels compute what is asked.
-
-    Raises ValueError for an unknown name.
+    has_kernel: whether the fused kernels compute what is asked. Raises ValueError for an unknown name.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
@@ -84,11 +80,9 @@ def _say_once(what: str) -> None:
 
 
 def place_phase(phase: Tensor, name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> Tensor:
-    """The phase where the backend reads it: on the device of the queries for Triton's kernels, else on the CPU.
+    """The phase (B,) where the backend reads it: on the device of the queries for Triton's kernels, else on the CPU.
 
     Called once for all layers, it spares each layer a copy, and a CUDA graph one that it forbids.
-
-    phase: (B,), tokens missing from the first block. name, like, block_size, has_kernel: as in `backend_for`.
     """
     (like,) = as_autocast(like)
     return phase.to(like.device if backend_for(name, like, block_size, has_kernel) == "triton" else "cpu")
@@ -189,7 +183,7 @@ def _inputs(
 
 
 def _of_no_query(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, both empty, where there is no sample or no query; all gradients are 0."""
+    """Both results empty, and all gradients 0."""
     q = inputs.q
     unused = sum(x.sum() for x in inputs[1:4] if x is not None)
     return q + 0 * unused, q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

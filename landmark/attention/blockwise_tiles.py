@@ -65,12 +65,9 @@ class BlockAlignment:
     Padded tensors are (N, rows, d), N = n · heads, their rows whole blocks. Padded keys begin with block 0, padded
     queries with block `first`.
 
-    width: W = ℓ+1, positions of a block.
-    phases: tokens missing from the first block of each sample.
-    prefix, queries, heads: keys before the first query, T, H.
-    future: (W, W, 1), indexed by the offsets of a key and of a query in one block: whether the key is hidden from the
-        query, because it is later or the block's landmark.
-    hidden: (n, 1, ℓ, 1), whether a token of the first block is padding; None: there is no padding.
+    width: W = ℓ+1. future: (W, W, 1), indexed by the offsets of a key and of a query in one block: whether the key is
+    hidden, because it is later or the block's landmark. hidden: (n, 1, ℓ, 1), whether a token of the first block is
+    padding; None: there is no padding.
     """
 
     width: int
@@ -123,10 +120,7 @@ def align_blocks(
     heads: int,
     device: torch.device,
 ) -> BlockAlignment:
-    """The alignment of the windows of a batch, computed once for the same arguments.
-
-    phases: tokens missing from the first block of each sample.
-    """
+    """The alignment of the windows of a batch, computed once for the same arguments."""
     offset = torch.arange(width, device=device)
     future = (offset[:, None] > offset) | (offset[:, None] == width - 1)
     hidden = offset[:-1] < torch.tensor(phases, device=device)[:, None]
@@ -135,10 +129,7 @@ def align_blocks(
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Batched matrix product a·b·scale.
-
-    a: (N, m, n). b: (N, n, p). out: (N, m, p), is overwritten and returned.
-    """
+    """Batched matrix product a·b·scale, written to `out` and returned."""
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
@@ -183,10 +174,7 @@ class Tile:
         return x.unflatten(-1, (-1, self.alignment.width)).diagonal(-self.start, 1, x.ndim - 1)
 
     def scores(self, q: Tensor, k: Tensor, scale: float, cap: float | None, work: Workspace) -> Tensor:
-        """Scores (N, block, offset, query) of all keys, in units of log 2.
-
-        q, k: (N, rows, d), padded. cap: of the scores, in nats; None: there is none.
-        """
+        """Scores (N, block, offset, query) of all keys, in units of log 2. q, k: padded. cap: in nats."""
         keys, queries = self.keys(k), self.queries(q)
         scores = work("scores", len(q), keys.shape[1], queries.shape[1])
         product(keys, queries.mT, scores, scale * LOG2_E)

@@ -33,10 +33,7 @@ class ContextMiss:
     controlled: Tensor | None = None
 
     def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
-        """The token's score of each query, (B, H, T), in float32 or float64.
-
-        q: (B, H, T, d), rotated. Raises ValueError for a key whose heads or numbers do not fit.
-        """
+        """The token's score of each query (B, H, T, d), rotated: (B, H, T). ValueError: the key does not fit."""
         heads, dim = q.shape[1], q.shape[3]
         if self.key.ndim != 2 or heads % len(self.key) or self.key.shape[1] != dim:
             raise ValueError(
@@ -52,32 +49,25 @@ class ContextMiss:
 
 @dataclass(frozen=True)
 class Sinks:
-    """A place whose score is the same for all queries of a head, as in GPT-OSS.
-
-    scores: (H,), in nats.
-    """
+    """A place whose score is the same for all queries of a head, as in GPT-OSS. scores: (H,), in nats."""
 
     scores: Tensor
 
     def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
-        """The place's score of each query, (B, H, T), in float32 or float64. q: (B, H, T, d)."""
+        """The place's score of each query (B, H, T, d): (B, H, T)."""
         of_heads = self.scores.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
         return of_heads.expand(q.shape[:3]).contiguous()
 
     def merge(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the place to a softmax that is computed already.
-
-        out: (B, H, T, d); lse: (B, H, T), log-sum-exp of its scores in nats. Returns both with one more place.
-        """
+        """A softmax's output (B, H, T, d) and log-sum-exp (B, H, T) with the place added to it."""
         sinks = self.scores.to(lse.dtype)[:, None]
         return out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype), torch.logaddexp(lse, sinks.expand_as(lse))
 
 
 def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Tensor:
-    """Change the gates of controlled landmarks, in place, so that these landmarks share the token's weight.
+    """Change the gates (N, block, query) of controlled landmarks, in place, so that they share the token's weight.
 
-    gates: (N, block, query). cmt_score: (N, 1, query). controlled: bool, shape of gates. Returns the token's own gate
-    (N, 1, query): its score where the query sees no controlled landmark, else −∞.
+    Returns the token's own gate (N, 1, query): its score where the query sees no controlled landmark, else −∞.
     """
     controlled_gates = gates.masked_fill(~controlled, -torch.inf)
     largest = controlled_gates.amax(1, keepdim=True)
@@ -96,13 +86,8 @@ def shared_weight_gradient(
     The gradient is P_ib (D_ib − D_i) for a free landmark, P_ib (D_ib − D_ic) for a controlled one, and S (D_ic − D_i)
     for the token, where D_ic = Σ P_ib·D_ib / S over the controlled landmarks (symbols: README.md beside this file).
 
-    Args:
-        weighted_means: (N, block, query), P_ib·D_ib for every block b.
-        row_mean: (N, 1, query), D_i.
-        cmt_weight: (N, 1, query), S.
-        controlled: (N, block, query), bool.
-
-    Returns (N, block, query) and (N, 1, query).
+    weighted_means: (N, block, query), P_ib·D_ib. row_mean, cmt_weight: (N, 1, query), D_i and S. controlled: (N, block,
+    query), bool. Returns (N, block, query) and (N, 1, query).
     """
     of_controlled = (weighted_means * controlled).sum(1, keepdim=True)
     mean = of_controlled / cmt_weight.clamp(min=torch.finfo(cmt_weight.dtype).tiny)

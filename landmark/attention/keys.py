@@ -62,13 +62,10 @@ class Keys:
         return self._unrotated if layer in self.unrotated_layers else self._rotary
 
     def shifted(self, k: Tensor, is_landmark: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
-        """Keys whose last channels are those of the normal token before, (B, H, T, d).
+        """Keys (B, H, T, d), not rotated, whose last channels are those of the normal token before.
 
-        Args:
-            k: (B, H, T, d), not rotated; it is returned itself where there is no offset.
-            is_landmark: (B or 1, T), bool; None: there are no landmarks.
-            previous: (B, H, 1, channels), of the last normal token before k, as `last` returns it; None: k begins a
-                text, whose first normal token keeps its own key.
+        is_landmark: (B or 1, T), bool; None: none is. previous: (B, H, 1, channels), as `last` returns it of the token
+        before k; None: k begins a text, whose first normal token keeps its own key.
         """
         channels = channels_of(self.offset, k.shape[-1])
         if channels == 0:
@@ -87,7 +84,7 @@ class Keys:
     def last(self, k: Tensor, after: int = 0) -> Tensor | None:
         """The part of the last normal token's key that the next token takes, (B, H, 1, channels); None: no offset.
 
-        k: as in `shifted`. after: landmarks, at most one, behind that token.
+        after: landmarks, at most one, behind that token.
         """
         channels = channels_of(self.offset, k.shape[-1])
         at = k.shape[2] - 1 - after
@@ -104,7 +101,7 @@ class Keys:
 class WindowBlocks(NamedTuple):
     """Which tokens of a window belong to which block, for means of keys; the same for all layers. Each (B, blocks, T).
 
-    average: 1 / the number of normal tokens of a block at these. landmark: 1 at the landmark that closes a block.
+    average: 1 / the number of normal tokens of the block. landmark: 1 at the landmark that closes it.
     """
 
     average: Tensor
@@ -112,10 +109,7 @@ class WindowBlocks(NamedTuple):
 
     @staticmethod
     def of(phase: Tensor, length: int, block_size: int, like: Tensor) -> WindowBlocks:
-        """The blocks of a window.
-
-        phase: (B or 1,), tokens missing from the first block. like: a tensor with the keys' type and device.
-        """
+        """The blocks of a window. phase: (B or 1,). like: a tensor with the keys' type and device."""
         block, is_landmark = blocks_and_landmarks(phase.to(like.device), length, block_size)
         blocks = torch.arange(most_blocks(length, block_size), device=like.device)
         belongs = block[:, None] == blocks[:, None]
@@ -129,15 +123,9 @@ class WindowBlocks(NamedTuple):
 
 
 def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys that add a bias to the scores of landmarks, by their last channel.
+    """Queries and keys that add a bias (H_kv,) to the scores, divided by √d, of landmarks, by their last channel.
 
-    Args:
-        q: (B, H, T, d).
-        k: (B, H_kv, T, d).
-        is_landmark: (B or 1, T), bool; None: none of them is.
-        bias: (H_kv,), added to scores that are divided by √d.
-
-    Returns tensors of the same shapes.
+    is_landmark: (B or 1, T), bool; None: none of them is.
     """
     if is_landmark is None:
         return F.pad(q[..., :-1], (0, 1), value=1.0), F.pad(k[..., :-1], (0, 1))

@@ -45,10 +45,7 @@ Layout = Window | Packed
 
 
 def check_phase(phase: Tensor | None, batch: int, block_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """The phase as an integer tensor (B,).
-
-    phase: (B,); stays on its device. None: zeros. batch: B. device: of these zeros; they are made there, because a copy
-    to the device would wait for it.
+    """The phase as an integer tensor (B,) on its device; None: zeros, made on `device`, because a copy would wait.
 
     Raises ValueError for a wrong shape, and for a value outside 0…block_size where `can_read` allows reading it.
     """
@@ -71,15 +68,9 @@ def can_read(x: Tensor) -> bool:
 def check_controlled(
     controlled: Tensor | None, batch: int, length: int, block_size: int, device: torch.device
 ) -> Tensor:
-    """Whether the context miss token controls each block's landmark, (B, blocks), bool, on the device.
+    """Whether the context miss token controls each block's landmark, (B, blocks or more), bool, on the device.
 
-    Args:
-        controlled: (B, blocks or more); None: no landmark is controlled.
-        batch: B.
-        length: tokens of a window, landmarks included.
-        device: of the result.
-
-    Raises ValueError where a sample or a block is missing.
+    length: tokens of a window, landmarks included. Raises ValueError where a sample or a block is missing.
     """
     blocks = most_blocks(length, block_size)
     if controlled is None:
@@ -90,22 +81,15 @@ def check_controlled(
 
 
 def blocks_and_landmarks(phase: Tensor, length: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """For each position of a window the number of its block, from 0, and whether it holds a landmark.
-
-    phase: (B,). Returns two tensors (B, length), int64 and bool.
-    """
+    """For each position of a window the number of its block, from 0, and whether it holds a landmark: (B, length)."""
     position = phase[:, None] + torch.arange(length, device=phase.device)
     return position // (block_size + 1), position % (block_size + 1) == block_size
 
 
 def insert_landmarks(tokens: Tensor, position: int, block_size: int, landmark: int) -> tuple[Tensor, Tensor]:
-    """Insert landmarks into raw tokens.
+    """Raw ids (B, n) with landmarks, (B, T), and the indices (n,) of the raw tokens among them.
 
-    tokens: (B, n), raw ids. position: stream positions before the tokens, landmarks included. landmark: id of the
-    landmark token.
-
-    Returns the ids with landmarks (B, T), and the indices (n,) of the raw tokens among them. With ℓ = 2, from position
-    0 on::
+    position: stream positions before the tokens, landmarks included. With ℓ = 2, from position 0 on::
 
         raw tokens        a b   c d   e
         with landmarks    a b L c d L e          raw tokens at 0 1 3 4 6
@@ -124,15 +108,10 @@ def insert_landmarks(tokens: Tensor, position: int, block_size: int, landmark: i
 
 
 def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> int:
-    """The number of packed documents; they begin at cu_seqlens[:-1] and end at cu_seqlens[1:].
+    """The number of packed documents.
 
-    Args:
-        cu_seqlens: (documents + 1,), integer.
-        batch: rows, which must be 1.
-        length: T, the tokens of the row.
-
-    Raises ValueError for more than one row, and, where `can_read` allows reading them, for bounds that do not rise from
-    0 to `length`.
+    Raises ValueError for more than one row (`batch`), and, where `can_read` allows reading them, for bounds that do not
+    rise from 0 to `length`.
     """
     if batch != 1:
         raise ValueError(f"cu_seqlens packs documents into one row, got {batch} rows")

@@ -14,19 +14,13 @@ from landmark.attention.scoring import capped, keep_best
 
 
 def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Softmax of each group of elements separately, σ_G in the paper; elements of −∞ get weight 0.
-
-    scores: (…, S). groups: int64, broadcastable to scores, 0…num_groups−1: the group of each element.
-    """
+    """Softmax of each group of scores (…, S) separately, σ_G in the paper; elements of −∞ get weight 0."""
     exponentials, sums, _ = _exponentials(scores, groups, num_groups)
     return exponentials / sums.masked_fill(sums == 0, 1.0).gather(-1, groups.expand_as(scores))
 
 
 def grouped_logsumexp(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Log-sum-exp of each group of elements, (…, num_groups); −∞ for a group without elements above −∞.
-
-    Args: as in `grouped_softmax`.
-    """
+    """Log-sum-exp of each group of scores (…, S), (…, num_groups); −∞ for a group without elements above −∞."""
     _, sums, largest = _exponentials(scores, groups, num_groups)
     return (largest + sums.masked_fill(sums == 0, 1.0).log()).masked_fill(sums == 0, -torch.inf)
 
@@ -44,10 +38,8 @@ def _exponentials(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tens
 def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
-    scores: (B, H, T, S), scaled, S = prefix + T. inputs: what else decides the weights; nothing is packed.
-
-    Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
-    the place without a value, and the row of the landmark of a first block without tokens (weights 0, log-sum-exp −∞).
+    scores: (B, H, T, S), scaled. Rows of weights sum to one, with two exceptions: a row that loses the weight of the
+    place without a value, and the row of the landmark of a first block without tokens (weights 0, log-sum-exp −∞).
     """
     queries, keys = scores.shape[-2:]
     prefix, phase = inputs.prefix, inputs.phase.to(scores.device)

@@ -16,15 +16,10 @@ from landmark.utils.constants import channels_of
 
 
 def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """The rotation of each pair at each position, as unit complex numbers e^{i·angle}; angles are float64.
+    """The rotation of each pair at positions (…), as unit complex numbers (…, d/2) e^{i·angle}; angles are float64.
 
-    Args:
-        positions: (…), integer.
-        head_dim: d, even.
-        base: base of the angles (see above); or (d/2,), radians per position of each pair.
-        dtype: type of the tensors to rotate.
-
-    Returns (…, d/2), complex64, or complex128 where `dtype` is float64. Raises ValueError for an odd head_dim.
+    base: of the angles (see above); or (d/2,), radians per position of each pair. Complex128 where `dtype`, of the
+    tensors to rotate, is float64. Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
         raise ValueError(f"rotary positions need an even head dimension, got {head_dim}")
@@ -40,8 +35,7 @@ def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype
 def rotary_frequencies(head_dim: int, base: float, fraction: float) -> float | Tensor:
     """The `base` of `rotary_factors` where only a fraction of the channels turns: the others match at any distance.
 
-    fraction: of the d channels, the first ones, which turn fastest; they turn as they would if all did. Returns
-    radians per position of each pair, (d/2,), 0 for those that stand still; for a fraction of 1 the base itself.
+    The first ones turn, which turn fastest, as they would if all did.
     """
     if fraction == 1:
         return base
@@ -50,10 +44,9 @@ def rotary_frequencies(head_dim: int, base: float, fraction: float) -> float | T
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Rotate the pairs of `x` by `factors`.
+    """Rotate the pairs of x (…, d) by factors, broadcastable to (…, d/2); half precision is rotated in float32.
 
-    x: (…, d); factors: broadcastable to (…, d/2). Returns x's dtype; half precision is rotated in float32. On a GPU one
-    kernel does it (fused/rotation.py).
+    On a GPU one kernel does it (fused/rotation.py).
     """
     if can_rotate(x, factors):
         return rotation(x, torch.view_as_real(factors.resolve_conj()), False)
@@ -83,14 +76,9 @@ def _is_within(factors: torch.Size, x: torch.Size) -> bool:
 
 @torch.library.custom_op("landmark::rotation", mutates_args=())
 def rotation(x: Tensor, factors: Tensor, backwards: bool) -> Tensor:
-    """Rotate the pairs of x.
+    """Rotate the pairs of x (B, H, T, d), or by the opposite angles, as the gradient does.
 
-    Args:
-        x: (B, H, T, d).
-        factors: (…, d/2, 2), float32, cosines and sines, broadcastable to (B, H, T, d/2, 2).
-        backwards: whether to rotate by the opposite angles, as the gradient does.
-
-    Returns x's shape, type and, where it is dense, memory layout.
+    factors: (…, d/2, 2), float32, cosines and sines, broadcastable to (B, H, T, d/2, 2).
     """
     from landmark.attention.fused.rotation import rotate_on_gpu
 
@@ -136,10 +124,7 @@ class RotaryTable:
         return table[start : start + length]
 
     def several(self, starts: Sequence[int], length: int, like: Tensor) -> Tensor:
-        """Factors as above from several starts, (starts, length, d/2), kept until others are asked for.
-
-        starts: at least one, the last one largest.
-        """
+        """Factors from several starts, the last one largest, (starts, length, d/2), kept until others are asked for."""
         key = (tuple(starts), length, like.shape[-1], like.device, like.dtype == torch.float64)
         if self._last[0] != key:
             table = self(0, starts[-1] + length, like)

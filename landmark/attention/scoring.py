@@ -25,7 +25,6 @@ class Scoring:
             raise ValueError(f"softcap={self.softcap}: must be above 0")
 
     def scale_of(self, head_dim: int) -> float:
-        """The factor of the scores of heads with d numbers."""
         return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
 
 
@@ -73,15 +72,10 @@ def slope(scores: Tensor, cap: float, out: Tensor) -> Tensor:
 
 
 def keep_best(gates: Tensor, top_k: int, dim: int) -> Tensor:
-    """Put −∞ in the scores of landmarks, in place, but for the highest of each query; those that tie with them stay.
+    """Put −∞ in the scores of landmarks, in place, but for the highest of each query, and those that tie with them.
 
     So a query attends to its own block and to the best earlier ones, as it reads a memory. The others have no weight
-    and no gradient.
-
-    Args:
-        gates: scores, −∞ for blocks that the query does not see.
-        top_k: how many stay, at least 1; all where there are no more.
-        dim: the dimension of the blocks.
+    and no gradient. dim: of the blocks.
     """
     if gates.shape[dim] > top_k:
         least = gates.topk(top_k, dim).values.narrow(dim, top_k - 1, 1)

@@ -36,10 +36,8 @@ WeightedSum = Callable[[Tensor], Tensor]
 class Pairs(NamedTuple):
     """Queries, and the blocks of each.
 
-    queries: (S, B, n, H, d), scaled, and rotated for lag 1…S. store: the layer's blocks.
-    ages: (B, H, H_kv or 1, n or 1, q), of the blocks; 1 is the newest block. lags: shape of ages (positions.py).
-    softcap: cap of the scores, of landmarks and of tokens; None: there is none.
-    selected: (B, H, n), bool, queries that retrieve; None: all do.
+    queries: (S, B, n, H, d), scaled, and rotated for lag 1…S. ages, lags: (B, H, H_kv or 1, n or 1, q), of the blocks.
+    softcap: of scores of landmarks and of tokens. selected: (B, H, n), bool, queries that retrieve; None: all do.
     """
 
     queries: Tensor
@@ -64,10 +62,9 @@ class Pairs(NamedTuple):
 
 
 def attend_to_blocks(pairs: Pairs, gate: Grouped) -> tuple[WeightedSum, Tensor]:
-    """Attend to each block separately.
+    """Attend to each block separately: the weighted sum of the blocks' outputs, and their gates (B, H, n, q).
 
-    Returns the weighted sum of the blocks' outputs, and their gates (B, H, n, q): the score of the landmark, with the
-    part α of the log-sum-exp of the tokens' scores. Both are 0 for queries that do not retrieve.
+    Both are 0 for queries that do not retrieve.
     """
     if pairs.are_shared and not (gate.alpha and pairs.queries.requires_grad):  # plain attention's is without a gradient
         shared = SharedBlocks.fetch(pairs)
@@ -100,8 +97,7 @@ def weights_of_blocks(pairs: Pairs) -> Tensor:
 class SharedBlocks(NamedTuple):
     """Fetched blocks that all queries read.
 
-    q: (B, C, q, H/C·T, d), rotated for each block. scores: (B, H, T, q), of the landmarks. blocks: B·C·q.
-    shape: (B, C, q, H/C, T).
+    q: (B, C, q, H/C·T, d), rotated for each block. scores: (B, H, T, q), of the landmarks. shape: (B, C, q, H/C, T).
     """
 
     q: Tensor
@@ -125,7 +121,7 @@ class SharedBlocks(NamedTuple):
         return shared._replace(scores=shared.of_queries(scores))
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """Numbers (B, C, q, H/C·T), or in any shape with as many, → (B, H, T, q)."""
+        """(B, C, q, H/C·T), or any shape with as many numbers, → (B, H, T, q)."""
         return x.reshape(self.shape).permute(0, 1, 3, 4, 2).flatten(1, 2)
 
     def attend(self, softcap: float | None) -> tuple[Tensor, Tensor]:
@@ -140,10 +136,10 @@ class SharedBlocks(NamedTuple):
 
 
 class FetchedTiles(NamedTuple):
-    """Tiles whose blocks are fetched together, m blocks of one key/value head; r: queries of a tile that read one.
+    """Tiles whose m blocks of one key/value head are fetched together.
 
-    tiles: the numbers of the tiles. q: (m, r, d). places: (m,), of the blocks in (B, H_kv, capacity), flattened.
-    blocks: fetched. scores: (m, r, ℓ). buffer: for the values, (m, ℓ, d).
+    tiles: their numbers. q: (m, r, d), the r queries that read a block. places: (m,), in (B, H_kv, capacity),
+    flattened. scores: (m, r, ℓ). buffer: for the values, (m, ℓ, d).
     """
 
     tiles: slice
@@ -155,14 +151,12 @@ class FetchedTiles(NamedTuple):
 
 
 class QueryTiles:
-    """The pairs of query and block of one chunk, in tiles.
+    """The pairs of query and block of one chunk, each query with its own blocks, in tiles.
 
     1. Sort the pairs by *owner* and block. An owner is a key/value head of a sample, whose query heads read the same
        blocks, or with "per_token" a whole sample, whose heads choose together.
     2. Put the queries of an owner that chose the same block into tiles.
     3. `parts`: compute tile by tile. `of_queries`: put the results back in the order of the queries.
-
-    pairs: with blocks for each query (`Pairs.one_by_one`).
     """
 
     def __init__(self, pairs: Pairs):
@@ -273,7 +267,7 @@ def _logsumexp(scores: Tensor) -> Tensor:
 
 
 def for_each_head(chosen: Tensor, heads: int) -> Tensor:
-    """(B, H, …), what each query head has, of what heads that choose together or share keys have."""
+    """What each query head has, (B, H, …), of what heads that choose together or share keys have."""
     return chosen if chosen.shape[1] == heads else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 

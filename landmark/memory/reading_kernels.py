@@ -44,25 +44,18 @@ def attend_to_retrieved_blocks(
     selected: Tensor | None = None,
     alpha: float = 0.0,
 ) -> Tensor:
-    """Attention of queries to their retrieved blocks, merged with local attention.
+    """Attention (B, H, T, d) of queries to their retrieved blocks, merged with local attention.
 
     Args:
         rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
         keys, values: (m, ℓ, d), blocks of one head each.
-        landmarks: (B, H_kv, capacity, d), keys of landmarks; block number n, counted from the first one ever added, is
-            in row n mod capacity.
-        ages: (B, H, H_kv or 1, T or 1, q), integer, the blocks of each query, oldest first; 1 is the newest block. 1
-            where all heads, or all queries, share their blocks.
+        landmarks: (B, H_kv, capacity, d); block number n, counted from the first ever, is in row n mod capacity.
+        ages: (B, H, H_kv or 1, T or 1, q), integer, oldest first; 1 is the newest block.
         added: blocks ever added; a tensor (), int64, is read by the kernel alone, which may be in a CUDA graph.
-        recent: number of newest blocks with a lag of their own (`landmark.memory.positions.attending_lag`).
-        rows: (B, H, T or 1, q), the row of each block in keys and values; None: these are (B, H_kv, capacity, ℓ, d),
-            flattened, with the rows of landmarks.
+        recent: number of newest blocks with a lag of their own (`landmark.memory.positions.Lags.own`).
+        rows: (B, H, T or 1, q), of the blocks in keys and values; None: these have the rows of landmarks, flattened.
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention; None: attention to the blocks alone.
-        weight: (B, H, T), factor of the output; None: 1.
-        selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
-        alpha: how much of the log-sum-exp of a block's scores is added to its gate.
-
-    Returns (B, H, T, d).
+        weight: (B, H, T), factor of the output. selected: (B, H, T), bool, queries that retrieve.
     """
     lags, batch, queries, heads, dim = rotated_queries.shape
     rows_of_landmarks = landmarks.flatten(0, 2)
@@ -120,10 +113,7 @@ def merge_constants(dim: int) -> dict[str, Any]:
 
 
 def read_constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) -> dict[str, Any]:
-    """Compile-time constants of the kernel.
-
-    shared: whether all queries share their blocks; else a tile is one query.
-    """
+    """Compile-time constants of the kernel. shared: all queries share their blocks; else a tile is one query."""
     fixed, load = of_whole_blocks(block_size, dim, dtype)
     return fixed | {
         "M": (max(16, QUERIES // max(1, load)) if dtype.itemsize == 2 else 16) if shared else 1,

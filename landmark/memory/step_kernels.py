@@ -20,11 +20,8 @@ from landmark.attention.fused.tuning import on_device_of, padded
 
 
 class OfPending(NamedTuple):
-    """What the queries of new tokens find in their block, and what they ask the blocks before it.
-
-    out: (B, H, T, d), of local attention. lse: (B, H, T), float32, its log-sum-exp. exact, rounded: (S, B, T, H, d),
-    the queries, scaled, and rotated for lag 1…S, in float32 and in their type.
-    """
+    """Output (B, H, T, d) and log-sum-exp (B, H, T) of local attention, and the queries (S, B, T, H, d), scaled, and
+    rotated for lag 1…S, in float32 and in their type."""
 
     out: Tensor
     lse: Tensor
@@ -46,13 +43,9 @@ def attend_to_pending_tokens(
 ) -> OfPending:
     """Attention of T new tokens to those of the last block, which they may complete but not exceed.
 
-    Args:
-        q: (B, H, T, d), not rotated.
-        k, v: (B, H_kv, T, d), k not rotated.
-        keys, values: (B, H_kv, W, d), of the block's tokens, keys not rotated; the new ones are written to them.
-        pending: (), int64, tokens of the block before the new ones.
-        factors: ((S + 1) W, d/2, 2), float32, cosines and sines of positions 0, 1, 2, ….
-        lags: S; lag s is s · W positions further.
+    q: (B, H, T, d), k, v: (B, H_kv, T, d), not rotated. keys, values: (B, H_kv, W, d), of the block's tokens; the new
+    ones are written to them. pending: (), int64, tokens before the new ones. factors: ((S + 1) W, d/2, 2), float32,
+    cosines and sines of positions 0, 1, 2, …. lags: S; lag s is s · W positions further.
     """
     batch, heads, queries, dim = q.shape
     out, lse = q.new_empty(batch, heads, queries, dim), q.new_empty(batch, heads, queries, dtype=torch.float32)

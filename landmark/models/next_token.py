@@ -30,13 +30,8 @@ class NextToken:
     """
 
     def __init__(self, model: Any, memory: Memory, landmark: int):
-        """Read nothing yet.
-
-        Args:
-            model: a landmark model without options that need to know which tokens are landmarks.
-            memory: a memory that has read something, and with which one `landmark.memory.step.can_step`.
-            landmark: id of the landmark token.
-        """
+        """model: without options that need to know which tokens are landmarks. memory: one that has read something, and
+        with which one `landmark.memory.step.can_step`."""
         self._model, self._memory, self._step, self._landmark = model, memory, Step(memory), landmark
         self._tokens = torch.empty(0, 2, dtype=torch.int64)  # (B, 2), tokens and landmarks
         self._fixed: tuple[int, ...] = ()  # what the graphs rely on

@@ -123,7 +123,7 @@ def _attention_backward(
 def _means(out: Tensor, do: Tensor, d_lse: Tensor, delta: Tensor, dq_sum: Tensor | None) -> None:
     """Write D_i to delta (B, H, T), and zeros to dq_sum (B, H, T, d) if it is given: one kernel reads each number once.
 
-    out, do: (B, H, T, d). d_lse: (B, H, T), of the log-sum-exp in units of log 2. All but out and do are contiguous.
+    d_lse: (B, H, T), of the log-sum-exp in units of log 2. All but out and do (B, H, T, d) are contiguous.
     """
     from landmark.attention.fused.backward import backward_means
 

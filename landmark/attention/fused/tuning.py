@@ -62,10 +62,7 @@ WITH_MUCH = {("backward_keys", 90): (64, 8, 1)}  # with wide heads, or with long
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the choice of tiles depends on.
-
-    capability: compute capability, 10 · major + minor version. shared_memory: bytes that a program may have.
-    """
+    """What the choice of tiles depends on: 10 · major + minor version, and bytes of shared memory of a program."""
 
     capability: int
     shared_memory: int
@@ -92,14 +89,11 @@ class Tiles:
 
 @functools.cache
 def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> tuple[Tiles, ...]:
-    """Tiles that the GPU's shared memory holds, the default first.
+    """Tiles that the GPU's shared memory holds, the default first. Empty: the kernel cannot be launched.
 
     A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
-    GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. Empty: the
-    kernel cannot be launched. "backward" does not know the context miss token, and spills registers in float32
-    and where tiles hold more.
-
-    element_size: bytes of a number.
+    GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. "backward"
+    does not know the context miss token, and spills registers in float32 and where tiles hold more.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
@@ -148,10 +142,8 @@ def padded(size: int) -> int:
 
 
 def of_whole_blocks(block_size: int, dim: int, dtype: torch.dtype) -> tuple[dict[str, Any], int]:
-    """Compile-time constants of a kernel that reads blocks one by one, and how much it holds of one.
-
-    Returns the constants, and the bytes of a block's padded keys by those of 64 in half precision with d = 128.
-    """
+    """Compile-time constants of a kernel that reads blocks one by one, and the bytes of a block's padded keys by those
+    of 64 in half precision with d = 128."""
     load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)
     fixed = {"L": block_size, "D": dim, "BLOCK_D": padded(dim), "SEGMENT": padded(block_size)}
     precision = "ieee" if dtype == torch.float32 else "tf32"
@@ -173,10 +165,7 @@ def _fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
 
 
 def is_in_one(q: Tensor, block_size: int, *, cmt: bool) -> bool:
-    """Whether one kernel computes all gradients, which adds in any order: not where algorithms must be deterministic.
-
-    q: (B, H, T, d).
-    """
+    """Whether one kernel computes all gradients, in any order: not where algorithms must be deterministic."""
     if torch.are_deterministic_algorithms_enabled():
         return False
     return bool(choices("backward", block_size, q.shape[3], q.element_size(), gpu_of(q.device), cmt))
@@ -190,11 +179,7 @@ def is_interpreted() -> bool:
 def constants(
     block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool, alpha: float = 0.0
 ) -> dict[str, Any]:
-    """Compile-time constants of a kernel, except those of its tiles.
-
-    packed: whether samples are packed into one row. alpha: how much of the log-sum-exp of its tokens' scores is added
-    to the gate of a block.
-    """
+    """Compile-time constants of a kernel, except those of its tiles. packed: samples are packed into one row."""
     precision = "ieee" if dtype == torch.float32 else "tf32"
     fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
     return fixed | {"CMT": cmt, "PACKED": packed, "ALPHA": alpha}
@@ -209,15 +194,10 @@ def launch(
     samples: int | None,
     alpha: float,
 ) -> None:
-    """Run a kernel over tiles of queries, or of keys.
+    """Run a kernel over tiles of queries, or of keys. Raises ValueError where no tile fits.
 
-    Args:
-        arguments: of the kernel, without its compile-time constants.
-        over: (B, H, rows, d), the queries or keys.
-        samples: number of samples packed into the rows; None: each element of the batch is one sample.
-        alpha: as in `constants`.
-
-    Raises ValueError where no tile fits.
+    arguments: without compile-time constants. over: (B, H, rows, d), the queries or keys. samples: packed into the
+    rows; None: each element of the batch is one sample.
     """
     batch, heads, rows, dim = over.shape
     tried = choices(kernel, block_size, dim, over.element_size(), gpu_of(over.device), cmt)

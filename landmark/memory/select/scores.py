@@ -21,8 +21,6 @@ from landmark.memory.layer import Question
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
-GROUP = 32  # most scores of a group in `_highest`
-FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
 YOUNGEST = (1 << 31) - 1  # recency of a block of age 0
 
 
@@ -38,8 +36,7 @@ def best_of_summaries(
 ) -> Tensor:
     """The ages of the k best blocks, as a selector returns them.
 
-    summaries: (B, H_kv, capacity, d), of the blocks. granularity, newest: of the selector. is_tied: whether all blocks
-    without a lag of their own get one and the same score.
+    summaries: (B, H_kv, capacity, d). is_tied: whether all blocks without a lag of their own have the same score.
     """
     store, queries = question.store, question.exact
     count, sets = min(k, len(store)), question.sets(granularity)
@@ -79,10 +76,9 @@ def preferring(scores: Tensor, ages: Tensor, newest: int) -> Tensor:
 
 
 def scores_of(queries: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
-    """Scores (B, H, T, n) of n blocks, each at its own lag.
+    """Scores (B, H, T, n) of n blocks with keys (B, H_kv, n, d).
 
-    queries: (n, B, T, H, d), rotated for the lag of each block; or (B, T, H, d), where they have one lag. keys:
-    (B, H_kv, n, d), of the blocks.
+    queries: (n, B, T, H, d), rotated for the lag of each block; or (B, T, H, d), where they have one lag.
     """
     group = queries.shape[-2] // keys.shape[1]
     keys = keys if group == 1 else keys.repeat_interleave(group, 1)
@@ -110,12 +106,8 @@ def _scores(
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks, (B, H, T).
 
-    Args:
-        queries: (S, B, T, H, d), of those that are asked, rotated for lag 1…S.
-        summaries: (B, H_kv, capacity, d), of their heads.
-        tied: if blocks without a lag of their own share one score, how many of them, the newest, are among the n; 0 if
-            each has its own.
-        buffer: memory for the scores.
+    queries: (S, B, T, H, d), rotated for lag 1…S. summaries: (B, H_kv, capacity, d), of their heads. tied: if blocks
+    without a lag of their own share one score, how many of them, the newest, are among the n. buffer: for the scores.
     """
     store, cap, heads = question.store, question.softcap, queries.shape[3]
     own = min(question.lags.own, len(store))
@@ -144,7 +136,7 @@ def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
         return ages.expand(*scores.shape[:-1], count)
     if scores.device.type != "cpu" and scores.dtype == torch.float32:  # reading `tied` would stall the device
         return _top_packed(scores, ages, count)
-    values, indices = _highest(scores, count + 1)
+    values, indices = scores.topk(count + 1, dim=-1)
     best = ages[indices[..., :count]]
     tied = values[..., -1] == values[..., -2]  # a tie matters only between the last score taken and the first one left
     if bool(tied.any()):
@@ -153,36 +145,14 @@ def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
 
 
 def _top_packed(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """`best_ages` of float32 scores in one pass, which reads nothing on the CPU: integers have the order of the pairs.
-
-    The high half of each integer is the score, the low half the recency. The bits of a float, read as an integer, have
-    its order; those of negative ones are turned round.
-    """
+    """`best_ages` of float32 scores, without reading on the CPU: the high half of an integer is the score, the low half
+    the recency. The bits of a float, read as an integer, have its order; those of negative ones are turned round."""
     bits = (scores + 0.0).view(torch.int32)  # −0 becomes 0
     bits = (bits ^ ((bits >> 31) & YOUNGEST)).to(torch.int64)
-    return YOUNGEST - (_highest((bits << 32) | (YOUNGEST - ages), count)[0] & YOUNGEST)
+    return YOUNGEST - (((bits << 32) | (YOUNGEST - ages)).topk(count, dim=-1).values & YOUNGEST)
 
 
 def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:
     """Ages of `count` blocks: all with a score above `edge`, and the newest of those with exactly this score."""
     rank = torch.where(scores > edge, 0, torch.where(scores == edge, ages, ages.shape[0] + 1))
     return ages[rank.topk(count, dim=-1, largest=False).indices]
-
-
-def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` in two passes: the highest scores are in the groups of scores with the highest maxima."""
-    if scores.device.type == "cpu" and scores.numel() <= FEW:
-        return scores.topk(count, dim=-1)
-    group = GROUP
-    if scores.device.type == "cpu":  # so that both passes are short
-        group = max(1, min(GROUP, math.isqrt(scores.shape[-1] // (2 * count))))
-    columns = scores.shape[-1] // group
-    if columns <= count:
-        return scores.topk(count, dim=-1)
-    grouped = scores[..., : columns * group].unflatten(-1, (group, columns))
-    chosen = grouped.amax(-2).topk(count, dim=-1, sorted=False).indices
-    inside = (chosen[..., None] + torch.arange(0, columns * group, columns, device=scores.device)).flatten(-2)
-    rest = torch.arange(columns * group, scores.shape[-1], device=scores.device).expand(*inside.shape[:-1], -1)
-    candidates = torch.cat([inside, rest], -1)
-    best = scores.gather(-1, candidates).topk(count, dim=-1)
-    return best.values, candidates.gather(-1, best.indices)

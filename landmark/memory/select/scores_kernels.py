@@ -29,18 +29,11 @@ NOTHING: tl.constexpr = tl.constexpr(-(1 << 63))
 def top_k_landmarks(
     rotated_queries: Tensor, landmarks: Tensor, *, added: int | Tensor, recent: int, k: int, tied: bool = False
 ) -> Tensor:
-    """The ages of the best blocks of each query and head.
+    """The ages (B, H, T, k), int64, of the best blocks of each query and head, oldest first.
 
-    Args:
-        rotated_queries: (S, B, T, H, d), float32, scaled, and rotated for lag 1…S.
-        landmarks: (B, H_kv, capacity, d), float32; block number n, counted from the first one ever added, is in row
-            n mod capacity.
-        added: blocks ever added; a tensor (), int64, is read by the kernel alone, which may be in a CUDA graph.
-        recent: number of newest blocks that are scored at a lag that is their age; all older ones at lag S.
-        k: blocks to choose, at most MOST_BLOCKS and the number of rows in use, min(added, capacity).
-        tied: whether all older blocks have one and the same score; then recent + k is at most LANDMARKS.
-
-    Returns (B, H, T, k), int64, oldest first; age 1 is the newest block.
+    rotated_queries, landmarks, added: as of `landmark.memory.reading_kernels`, in float32. recent: newest blocks that
+    are scored at a lag that is their age; all older ones at lag S. k: at most MOST_BLOCKS and the number of rows in
+    use. tied: whether all older blocks have one and the same score; then recent + k is at most LANDMARKS.
     """
     _, batch, queries, heads, dim = rotated_queries.shape
     kv_heads, capacity = landmarks.shape[1:3]
@@ -64,15 +57,12 @@ def top_k_landmarks(
 
 
 def merge_constants(k: int) -> dict[str, Any]:
-    """Compile-time constants of the kernel that merges. k: blocks to choose."""
+    """Compile-time constants of the kernel that merges."""
     return {"K": k, "BLOCK_K": padded(k), "BLOCK": 1024, "num_warps": 4, "num_stages": 1}
 
 
 def top_k_constants(rows: int, dim: int, k: int) -> dict[str, Any]:
-    """Compile-time constants of the kernel.
-
-    rows: queries times the heads that share a key/value head. k: blocks to choose.
-    """
+    """Compile-time constants of the kernel. rows: queries times the heads that share a key/value head."""
     return {
         "K": k,
         "D": dim,
@@ -179,17 +169,9 @@ def score_blocks(
     *,
     added: int,
 ) -> Tensor:
-    """Scores of blocks, for each query those named for it.
+    """Scores (B, H, T, m), float32, of the blocks of each query, by ages and lags (B, H or H_kv, T, m).
 
-    Args:
-        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
-        keys: (B·H_kv·capacity, ℓ, d), of all blocks, in the rows of their landmarks.
-        landmarks: (B, H_kv, capacity, d), keys of landmarks; block number n, counted from the first one ever added, is
-            in row n mod capacity.
-        ages: (B, H or H_kv, T, m), integer, the blocks of each query; 1 is the newest block.
-        lags: the shape of ages, the lag of each block.
-
-    Returns (B, H, T, m), float32.
+    keys: (B·H_kv·capacity, ℓ, d), in the rows of landmarks. The others are as above.
     """
     if is_interpreted() and rotated_queries.dtype == torch.bfloat16:  # the interpreter does not support it
         rotated_queries, keys = rotated_queries.float(), keys.float()
@@ -209,10 +191,7 @@ def score_blocks(
 
 
 def score_constants(block_size: int, dim: int, dtype: torch.dtype, group: int) -> dict[str, Any]:
-    """Compile-time constants of the kernel.
-
-    dtype: type of queries and keys. group: heads that choose together.
-    """
+    """Compile-time constants of the kernel. group: heads that choose together."""
     fixed, load = of_whole_blocks(block_size, dim, dtype)
     return fixed | {"HEADS": group, "M": padded(group), "num_warps": 8 if load > 1 else 4}
 

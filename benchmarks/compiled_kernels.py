@@ -176,8 +176,6 @@ def all_kernels(
         used[f"retrieved_blocks, {shared=}"] = compiled(reading.retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
     split = {"WEIGHTED": cmt, "MASKED": cmt, "SPLITS": 4}
     used["merged_splits"] = compiled(reading.merged_splits, reading.merge_constants(dim) | split, arch, dtype)
-    options = scores.score_constants(block_size, dim, dtype, group=4) | {"ONE_LAG": cmt}
-    used["block_scores"] = compiled(scores.block_scores, options, arch, dtype)
     for rows in (1, 16):
         options = scores.top_k_constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
         used[f"top_k_landmarks, {rows=}"] = compiled(scores.best_of_tile, options, arch, torch.float32)

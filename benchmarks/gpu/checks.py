@@ -28,7 +28,7 @@ from landmark.attention.rotary import rotary_factors, rotation
 from landmark.extensions.training_with_memory import trainable
 from landmark.memory import Memory, Store
 from landmark.memory.select import Best, Newest
-from landmark.memory.select.scores_kernels import score_blocks, top_k_landmarks
+from landmark.memory.select.scores_kernels import top_k_landmarks
 from landmark.memory.settings import GRANULARITIES, TIERS
 
 NAMES = "out", "lse", "dq", "dk", "dv", "dextra"
@@ -251,36 +251,6 @@ def _same_as_sorted(
         scores[..., row] = torch.einsum("bthd,bhd->bht", rotated[age - 1], keys[:, :, row])
     order = (scores.double() * 2**32 - ages).topk(k, -1).indices
     return same([ours.sort(-1).values], [ages[order].sort(-1).values])
-
-
-def whole_blocks(scale: Scale) -> Iterator[Line]:
-    """The scores of blocks, which a second look compares, where a ring of rows has wrapped."""
-    kinds = product(scale.dtypes, (64, 128, 256) if scale.is_gpu else scale.dims, ((14, 2), (4, 4)), (1, 3))
-    for dtype, dim, (heads, kv_heads), slots in kinds:
-        check = partial(_as_summed, scale, dtype, dim, heads, kv_heads, slots)
-        yield line(f"d={dim} H={heads}/{kv_heads}, {slots} lags, {dtype}", check)
-
-
-def _as_summed(scale: Scale, dtype: torch.dtype, dim: int, heads: int, kv_heads: int, slots: int) -> Line:
-    made = partial(torch.randn, generator=torch.Generator(scale.device).manual_seed(0), device=scale.device)
-    capacity, queries, count = 70, scale.check_length // 5, 6
-    rotated = (made(slots, 2, queries, heads, dim) * dim**-0.5).to(dtype)
-    keys, landmarks = made(2 * kv_heads * capacity, 32, dim).to(dtype), made(2, kv_heads, capacity, dim)
-    ages = 1 + made(2, kv_heads, queries, capacity).argsort(-1)[..., :count]
-    lags, added = (ages - 1) % slots + 1, capacity + 9
-    heads_of = torch.arange(2 * kv_heads, device=scale.device).view(2, kv_heads, 1, 1) * capacity
-    places = heads_of + (added - ages) % capacity
-
-    def written_out(kind: torch.dtype) -> Tensor:
-        q = rotated.to(kind).unflatten(3, (kv_heads, -1)).permute(0, 1, 3, 2, 4, 5)  # (S, B, H_kv, T, group, d)
-        q = q.unsqueeze(4).expand(-1, -1, -1, -1, count, -1, -1)
-        q = q.gather(0, (lags - 1)[None, ..., None, None].expand(1, *q.shape[1:]))[0]  # (B, H_kv, T, m, group, d)
-        scores = torch.einsum("bktmgd,bktmld->bktmgl", q, keys.to(kind)[places]).logsumexp(-1)
-        scores = scores + torch.einsum("bktmgd,bktmd->bktmg", q, landmarks.to(kind).flatten(0, 2)[places])
-        return scores.permute(0, 1, 4, 2, 3).flatten(1, 2)
-
-    ours = score_blocks(rotated, keys, landmarks, ages, lags, added=added)
-    return against_exact([ours], [written_out(torch.float32)], [written_out(torch.float64)], ("scores",))
 
 
 def parts(scale: Scale) -> Iterator[Line]:

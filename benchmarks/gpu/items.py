@@ -49,7 +49,6 @@ def _checks(scale: Scale) -> Iterator[Item]:
     yield from (item for dim, width in shapes for item in _of_shape(scale.half, dim, width))
     yield Item("rotation", checks.rotations, 5)
     yield Item("top-k", checks.best_landmarks, 10)
-    yield Item("block scores", checks.whole_blocks, 20)
     yield Item("attention in parts", checks.parts, 10)
     yield Item("gradients through a memory", partial(checks.gradients_through_memory, *shapes[0]), 10)
     yield Item("tiers", checks.tiers, 10)

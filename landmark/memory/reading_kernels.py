@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from landmark.attention.fused.tuning import is_interpreted, of_whole_blocks, on_device_of, padded
+from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
 from landmark.utils import constants
 
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
@@ -114,8 +114,14 @@ def merge_constants(dim: int) -> dict[str, Any]:
 
 def read_constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) -> dict[str, Any]:
     """Compile-time constants of the kernel. shared: all queries share their blocks; else a tile is one query."""
-    fixed, load = of_whole_blocks(block_size, dim, dtype)
-    return fixed | {
+    load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
+    return {
+        "L": block_size,
+        "D": dim,
+        "BLOCK_D": padded(dim),
+        "SEGMENT": padded(block_size),
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "num_stages": 2 if load <= 1 else 1,
         "M": (max(16, QUERIES // max(1, load)) if dtype.itemsize == 2 else 16) if shared else 1,
         "SHARED": shared,
         "num_warps": 8 if load > 1 or (shared and dim > 64) else 4,

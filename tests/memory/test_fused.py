@@ -8,7 +8,7 @@ from landmark.attention.fused.tuning import MOST_BLOCKS
 from landmark.attention.keys import Keys
 from landmark.memory import memory as memory_module
 from landmark.memory import reading_kernels
-from landmark.memory.select.scores_kernels import score_blocks, top_k_landmarks
+from landmark.memory.select.scores_kernels import top_k_landmarks
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
@@ -74,35 +74,13 @@ def test_half_precision(granularity, rerank, monkeypatch):
     assert set(asked) == {torch.float16}
 
 
-def strided(*tensors):
-    return [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_scores_of_blocks_whose_numbers_are_not_beside_each_other(dtype):
-    generator = torch.Generator().manual_seed(0)
-    batch, kv_heads, heads, queries, dim, capacity, block_size, added, count = 2, 2, 6, 3, 20, 7, 5, 16, 4
-    rotated = torch.randn(3, batch, queries, heads, dim, generator=generator).to(dtype)
-    keys = torch.randn(batch * kv_heads * capacity, block_size, dim, generator=generator).to(dtype)
-    landmarks = torch.randn(batch, kv_heads, capacity, dim, generator=generator)
-    ages = 1 + torch.rand(batch, heads, queries, capacity, generator=generator).argsort(-1)[..., :count]
-    lags = torch.randint(1, 4, ages.shape, generator=generator)
-    expected = torch.empty(batch, heads, queries, count, dtype=torch.float64)
-    for b, h, t, r in torch.cartesian_prod(*map(torch.arange, expected.shape)).tolist():
-        kv, row = h * kv_heads // heads, (added - ages[b, h, t, r]) % capacity
-        q = rotated[lags[b, h, t, r] - 1, b, t, h].double()
-        expected[b, h, t, r] = (keys[(b * kv_heads + kv) * capacity + row].double() @ q).logsumexp(0)
-        expected[b, h, t, r] += landmarks[b, kv, row].double() @ q
-    ours = score_blocks(*strided(rotated, keys), landmarks, ages, lags, added=added)
-    torch.testing.assert_close(ours.double(), expected, atol=2e-5, rtol=1e-5)
-
-
 def test_blocks_whose_numbers_are_not_beside_each_other_are_read():
     generator = torch.Generator().manual_seed(0)
     rotated, keys, values = (torch.randn(*size, generator=generator) for size in ((2, 1, 3, 2, 8), *[(8, 5, 8)] * 2))
     others = torch.randn(1, 2, 4, 8, generator=generator), torch.tensor([3, 1]).expand(1, 2, 3, 2)
+    strided = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (rotated, keys, values)]
     expected = reading_kernels.attend_to_retrieved_blocks(rotated, keys, values, *others, added=4, recent=1)
-    ours = reading_kernels.attend_to_retrieved_blocks(*strided(rotated, keys, values), *others, added=4, recent=1)
+    ours = reading_kernels.attend_to_retrieved_blocks(*strided, *others, added=4, recent=1)
     torch.testing.assert_close(ours, expected)
 
 

@@ -141,15 +141,6 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def of_whole_blocks(block_size: int, dim: int, dtype: torch.dtype) -> tuple[dict[str, Any], int]:
-    """Compile-time constants of a kernel that reads blocks one by one, and the bytes of a block's padded keys by those
-    of 64 in half precision with d = 128."""
-    load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)
-    fixed = {"L": block_size, "D": dim, "BLOCK_D": padded(dim), "SEGMENT": padded(block_size)}
-    precision = "ieee" if dtype == torch.float32 else "tf32"
-    return fixed | {"PRECISION": precision, "num_stages": 2 if load <= 1 else 1}, load
-
-
 @torch.compiler.assume_constant_result
 def can_launch(block_size: int, dim: int, element_size: int, device: torch.device) -> bool:
     """Whether the GPU's shared memory and registers hold whole blocks, as the kernels need."""

@@ -1,10 +1,7 @@
-"""The kernels of scores.py, and of a second look.
+"""The kernels of scores.py: the k best landmarks, without a tensor of all scores.
 
-*The k best landmarks*, without a tensor of all scores: a program scores a tile of landmarks and keeps the k best of
-them, as integers whose order is that of the pairs of score and recency. A second kernel takes the k best of these,
-which are a small part of all landmarks.
-
-*Scores of whole blocks*: their keys are read where they are stored, once for all heads that choose together.
+A program scores a tile of landmarks and keeps the k best of them, as integers whose order is that of the pairs of score
+and recency. A second kernel takes the k best of these, which are a small part of all landmarks.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from landmark.attention.fused.tuning import LANDMARKS, is_interpreted, of_whole_blocks, on_device_of, padded
-from landmark.utils import constants
+from landmark.attention.fused.tuning import LANDMARKS, on_device_of, padded
 
-LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 NOTHING: tl.constexpr = tl.constexpr(-(1 << 63))
 
 
@@ -158,81 +153,3 @@ def best_of_tiles(Best, Ages, count, K: tl.constexpr, BLOCK_K: tl.constexpr, BLO
         oldest = tl.max(ages, axis=0)
         tl.store(Ages + row * K + place, oldest)
         ages = tl.where(ages == oldest, 0, ages)
-
-
-def score_blocks(
-    rotated_queries: Tensor,
-    keys: Tensor,
-    landmarks: Tensor,
-    ages: Tensor,
-    lags: Tensor,
-    *,
-    added: int,
-) -> Tensor:
-    """Scores (B, H, T, m), float32, of the blocks of each query, by ages and lags (B, H or H_kv, T, m).
-
-    keys: (B·H_kv·capacity, ℓ, d), in the rows of landmarks. The others are as above.
-    """
-    if is_interpreted() and rotated_queries.dtype == torch.bfloat16:  # the interpreter does not support it
-        rotated_queries, keys = rotated_queries.float(), keys.float()
-    slots, batch, queries, heads, dim = rotated_queries.shape
-    sets, count = ages.shape[1], ages.shape[-1]
-    rows_of_landmarks = landmarks.flatten(0, 2)
-    out = rotated_queries.new_empty(batch, heads, queries, count, dtype=torch.float32)
-    with on_device_of(rotated_queries):
-        block_scores[(queries, sets, batch)](
-            *(rotated_queries, keys, rows_of_landmarks, ages, lags, out),
-            *(*rotated_queries.stride(), *keys.stride(), *rows_of_landmarks.stride(), *ages.stride(), *lags.stride()),
-            *(landmarks.shape[1], count, added, landmarks.shape[2]),
-            ONE_LAG=slots == 1,
-            **score_constants(keys.shape[1], dim, rotated_queries.dtype, heads // sets),
-        )
-    return out
-
-
-def score_constants(block_size: int, dim: int, dtype: torch.dtype, group: int) -> dict[str, Any]:
-    """Compile-time constants of the kernel. group: heads that choose together."""
-    fixed, load = of_whole_blocks(block_size, dim, dtype)
-    return fixed | {"HEADS": group, "M": padded(group), "num_warps": 8 if load > 1 else 4}
-
-
-@triton.jit(do_not_specialize=["added", "capacity"])
-def block_scores(
-    Q, Keys, Landmarks, Ages, Lags, Scores,
-    q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, l_n, l_d, a_b, a_h, a_t, a_d, g_b, g_h, g_t, g_d,
-    kv_heads, count, added, capacity,
-    HEADS: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr,
-    M: tl.constexpr, ONE_LAG: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Scores of the blocks of one query, for the HEADS heads that choose together, one block after the other.
-
-    ONE_LAG: all lags are 1.
-    """
-    queries, sets = tl.num_programs(0), tl.num_programs(1)
-    query, own, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    kv_head = own * kv_heads // sets
-    row, d, offset = tl.arange(0, M), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
-    row_ok, d_ok, token_ok = row < HEADS, d < D, offset < L
-    here = row_ok[:, None] & d_ok[None, :]
-    of_query = Q + batch * q_b + query * q_t + (own * HEADS + row)[:, None] * q_h + d[None, :] * q_d
-    of_ages = Ages + batch * a_b + own * a_h + query * a_t
-    of_lags = Lags + batch * g_b + own * g_h + query * g_t
-    of_scores = Scores + (((batch * sets + own) * HEADS + row) * queries + query) * count
-    of_store = (batch * kv_heads + kv_head) * capacity
-    in_block = offset[:, None] * k_t + d[None, :] * k_d
-    if ONE_LAG:
-        q = tl.load(of_query, mask=here, other=0.0)
-    for r in range(count):
-        age = tl.load(of_ages + r * a_d).to(tl.int64)
-        place = of_store + (added - age) % capacity
-        if not ONE_LAG:
-            lag = tl.load(of_lags + r * g_d).to(tl.int64)
-            q = tl.load(of_query + (lag - 1) * q_s, mask=here, other=0.0)
-        k = tl.load(Keys + place * k_n + in_block, mask=token_ok[:, None] & d_ok[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        scores = tl.where(token_ok[None, :], scores * LOG2_E, float("-inf"))
-        largest = tl.max(scores, axis=1)
-        score = (largest + tl.log2(tl.sum(tl.exp2(scores - largest[:, None]), axis=1))) / LOG2_E
-        landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
-        score += tl.sum(q.to(tl.float32) * landmark.to(tl.float32)[None, :], axis=1)
-        tl.store(of_scores + r, score, mask=row_ok)

@@ -81,8 +81,4 @@ def _weights(question: Question, ages: Tensor) -> Tensor:
     """
     store, lags, queries = question.store, question.lags.scoring(ages), question.rounded.detach()
     selected = None if ages.shape[1] < queries.shape[3] else question.selected  # all heads of a group help to choose
-    if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
-        from landmark.memory.select.scores_kernels import score_blocks
-
-        return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added)
     return weights_of_blocks(Pairs(queries, store, ages, lags, question.softcap, selected))

@@ -18,9 +18,9 @@ from benchmarks.gpu.work import summary
 from benchmarks.report import Target
 from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, decoder
 from landmark.memory import Memory, UnlimitedMemory
+from landmark.memory.step import NextToken
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
-from landmark.models.next_token import NextToken
 from landmark.utils.window_batch import WindowBatch
 
 OURS, DENSE, FLOOR = "landmark, k = 4", "plain transformer, all keys", "moving the bytes it must read"

@@ -5,7 +5,7 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
 2. gates: the landmark's score for an earlier block; the inner log-sum-exp for the query's own block.
    With top_k only the highest of the landmarks' scores stay. A part α of the inner log-sum-exp may be added.
-3. outer: softmax of the gates over blocks, and over a place without a value if there is one (extra.py).
+3. outer: softmax of the gates over blocks, and over a place without a value if there is one (scoring.py).
 4. weights: exp(score − inner) · outer.
 
 No running maximum is needed. The backward pass computes the weights again, from two numbers kept for each query and
@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from landmark.attention.blockwise_tiles import BlockAlignment, Tile, Workspace, align_blocks, product, workspace
-from landmark.attention.extra import share_cmt_weight, shared_weight_gradient
 from landmark.attention.inputs import AttentionInputs
-from landmark.attention.scoring import keep_best, slope
+from landmark.attention.scoring import keep_best, share_cmt_weight, shared_weight_gradient, slope
 from landmark.utils.constants import LOG2_E
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks

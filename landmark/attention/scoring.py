@@ -1,4 +1,16 @@
-"""How queries score keys, how much a block weighs, and which blocks of a window are the best."""
+"""How queries score keys, how much a block weighs, which blocks of a window are the best, and one more place.
+
+The place is in the outer softmax and has no value: a context miss token, or learned attention sinks.
+
+A context miss token (CMT, paper, Appendix D) has a weight S that is known before landmarks are scored. Landmarks are
+*free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free landmarks and the
+token. The controlled landmarks have a softmax of their own, multiplied by S. Where a query sees no controlled landmark,
+S is lost.
+
+All this is one ordinary softmax if each controlled landmark c has the gate cmt_score + s_c − logsumexp(controlled): the
+exponentials of these gates add up to that of cmt_score. Gates here are (N, block, query), in units of log 2, and −∞
+for a landmark that the query does not see.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +20,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from landmark.attention.inputs import without_autocast
 
 
 @dataclass(frozen=True)
@@ -81,3 +95,76 @@ def keep_best(gates: Tensor, top_k: int, dim: int) -> Tensor:
         least = gates.topk(top_k, dim).values.narrow(dim, top_k - 1, 1)
         gates.masked_fill_(gates < least, -torch.inf)
     return gates
+
+
+@dataclass(frozen=True)
+class ContextMiss:
+    """A context miss token, which has no value and no position in the window.
+
+    key: (H_kv, d), rotated; the attention of a memory rotates it itself. controlled: (B, blocks or more), bool, or for
+    packed documents (documents, …): whether the token controls the landmark of each block; None: of none.
+    """
+
+    key: Tensor
+    controlled: Tensor | None = None
+
+    def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
+        """The token's score of each query (B, H, T, d), rotated: (B, H, T). ValueError: the key does not fit."""
+        heads, dim = q.shape[1], q.shape[3]
+        if self.key.ndim != 2 or heads % len(self.key) or self.key.shape[1] != dim:
+            raise ValueError(
+                f"a context miss token needs a key (H_kv, {dim}) with H_kv a divisor of {heads} heads, "
+                f"got {tuple(self.key.shape)}"
+            )
+        compute = torch.promote_types(q.dtype, torch.float32)
+        key = self.key.repeat_interleave(heads // len(self.key), 0)
+        with without_autocast(q):
+            scores = torch.einsum("bhtd,hd->bht", q.to(compute), key.to(compute)) * scoring.scale_of(dim)
+        return capped(scores, scoring.softcap)
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """A place whose score is the same for all queries of a head, as in GPT-OSS. scores: (H,), in nats."""
+
+    scores: Tensor
+
+    def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
+        """The place's score of each query (B, H, T, d): (B, H, T)."""
+        of_heads = self.scores.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
+        return of_heads.expand(q.shape[:3]).contiguous()
+
+    def merge(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """A softmax's output (B, H, T, d) and log-sum-exp (B, H, T) with the place added to it."""
+        sinks = self.scores.to(lse.dtype)[:, None]
+        return out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype), torch.logaddexp(lse, sinks.expand_as(lse))
+
+
+def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Tensor:
+    """Change the gates (N, block, query) of controlled landmarks, in place, so that they share the token's weight.
+
+    Returns the token's own gate (N, 1, query): its score where the query sees no controlled landmark, else −∞.
+    """
+    controlled_gates = gates.masked_fill(~controlled, -torch.inf)
+    largest = controlled_gates.amax(1, keepdim=True)
+    unseen = largest == -torch.inf
+    largest.masked_fill_(unseen, 0.0)
+    total = controlled_gates.sub_(largest).exp2_().sum(1, keepdim=True).log2_().add_(largest)
+    gates.add_(torch.where(unseen, 0.0, cmt_score - total) * controlled)
+    return torch.where(unseen, cmt_score, -torch.inf)
+
+
+def shared_weight_gradient(
+    weighted_means: Tensor, row_mean: Tensor, cmt_weight: Tensor, controlled: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean that is subtracted in the gradient of each landmark's score, and the gradient of the token's score.
+
+    The gradient is P_ib (D_ib − D_i) for a free landmark, P_ib (D_ib − D_ic) for a controlled one, and S (D_ic − D_i)
+    for the token, where D_ic = Σ P_ib·D_ib / S over the controlled landmarks (symbols: README.md beside this file).
+
+    weighted_means: (N, block, query), P_ib·D_ib. row_mean, cmt_weight: (N, 1, query), D_i and S. controlled: (N, block,
+    query), bool. Returns (N, block, query) and (N, 1, query).
+    """
+    of_controlled = (weighted_means * controlled).sum(1, keepdim=True)
+    mean = of_controlled / cmt_weight.clamp(min=torch.finfo(cmt_weight.dtype).tiny)
+    return torch.where(controlled, mean, row_mean), torch.addcmul(of_controlled, cmt_weight, row_mean, value=-1)

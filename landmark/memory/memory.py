@@ -23,7 +23,7 @@ from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, wi
 from landmark.memory.saving import Place, load, save
 from landmark.memory.select import Best, Selector
 from landmark.memory.store import BlockStore, Store
-from landmark.memory.store.block_cache import TierCounts
+from landmark.memory.store.tiers import TierCounts
 from landmark.utils.errors import UserError
 
 

@@ -25,11 +25,10 @@ from landmark.attention.rotary import rotary_factors, rotary_frequencies, rotate
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.memory.construction import memory_of
 from landmark.memory.settings import MemorySettings
-from landmark.memory.step import Step, can_step
+from landmark.memory.step import NextToken, Step, can_step
 from landmark.models import head_loss
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
-from landmark.models.next_token import NextToken
 from landmark.utils.constants import NO_LOSS, channels_of
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch

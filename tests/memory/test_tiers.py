@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from landmark.attention import ContextMiss
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore, Store
-from landmark.memory.store.block_cache import BlockCache, TierCounts
 from landmark.memory.store.block_store import ROWS, SPARE
+from landmark.memory.store.tiers import BlockCache, TierCounts
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of

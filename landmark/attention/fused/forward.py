@@ -10,7 +10,7 @@ reads each sample's phase from memory, so one compiled kernel serves every phase
 
 With a context miss token the gate of a controlled landmark is cmt_score + score − controlled_lse, where controlled_lse
 is the log-sum-exp of the controlled landmarks that the query sees. Where it sees none the token itself takes part, with
-the gate cmt_score and without a value (extra.py).
+the gate cmt_score and without a value (scoring.py).
 """
 
 from __future__ import annotations

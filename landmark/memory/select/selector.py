@@ -1,4 +1,7 @@
-"""Which blocks a query reads: what all selectors have in common, and the paper's (Sections 3.2 and 4.1)."""
+"""Which blocks a query reads: the paper's selector (Sections 3.2 and 4.1), controls, and two that need no training.
+
+Controls are the newest blocks, random ones, and those that are named beforehand. A memory helps where it beats them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
+from landmark.memory.block_attention import Pairs, weights_of_blocks
 from landmark.memory.layer import Question
-from landmark.memory.select.scores import best_of_summaries
-from landmark.memory.store.block_store import Summary
+from landmark.memory.select.scores import best_ages, best_of_summaries, newest_ages, preferring
+from landmark.memory.store.block_store import Summary, mean_keys
 
 
 class Selector:
@@ -58,3 +63,113 @@ class Best(Selector):
     def choose(self, question: Question, k: int) -> Tensor:
         landmarks, is_tied = question.store.landmarks, self.is_tied(question)
         return best_of_summaries(question, k, landmarks, self.granularity, self.newest, is_tied)
+
+
+@dataclass(frozen=True)
+class Newest(Selector):
+    """All queries read the k newest blocks."""
+
+    granularity: str = "per_token_and_head"
+
+    def choose(self, question: Question, k: int) -> Tensor:
+        return newest_ages(question, k, self.granularity)
+
+
+@dataclass(frozen=True)
+class Random(Selector):
+    """Each set of queries and heads reads k blocks, other ones in every layer and chunk. seed: of the numbers."""
+
+    granularity: str = "per_token_and_head"
+    seed: int = 0
+
+    def choose(self, question: Question, k: int) -> Tensor:
+        store, device = question.store, question.q.device
+        if k >= len(store):
+            return newest_ages(question, k, self.granularity)
+        seed = hash((self.seed, question.position, question.layer)) & 0x7FFF_FFFF
+        generator = torch.Generator(device).manual_seed(seed)
+        scores = torch.rand(*question.sets(self.granularity), len(store), generator=generator, device=device)
+        return best_ages(scores, store.ages(), k).sort(-1, descending=True).values
+
+
+@dataclass
+class Given(Selector):
+    """All queries of a sample read the same blocks: those named, the newest first, then the newest others.
+
+    numbers: (B, n), of these blocks in the text, from 0; those that are not stored do not count. None: they are set
+    before the first retrieval.
+    """
+
+    granularity: str = "per_token_and_head"
+    numbers: Tensor | None = None
+
+    def choose(self, question: Question, k: int) -> Tensor:
+        """Raises RuntimeError where no numbers are set."""
+        if self.numbers is None:
+            raise RuntimeError("select=Given(): set its `numbers`, those of the blocks, first")
+        store = question.store
+        ages, count = store.ages(), min(k, len(store))
+        given = (store.added - self.numbers).to(ages.device)
+        is_given = (given[:, :, None] == ages).any(1).float()
+        chosen = best_ages(is_given, ages, count).sort(-1, descending=True).values
+        return chosen[:, None, None].expand(*question.sets(self.granularity), count)
+
+
+@dataclass(frozen=True)
+class MeanKeys(Selector):
+    """Reads the k blocks whose mean key has the highest score, as MoBA and InfLLM do; as an ablation of landmarks."""
+
+    granularity: str = "per_token_and_head"
+    newest: int = 0
+    summaries = MappingProxyType({"means": mean_keys})
+
+    def choose(self, question: Question, k: int) -> Tensor:
+        return best_of_summaries(question, k, question.store.summaries["means"], self.granularity, self.newest)
+
+
+@dataclass(frozen=True)
+class SecondLook(Selector):
+    """A second look at the `proposed` best blocks of `inner`, whose queries choose by themselves ("per_token_and_…").
+
+    A landmark's key says of a block what fits into d numbers; the keys of its tokens say what a query finds in it. So
+    a query reads, of the blocks that landmarks propose, the k with the largest
+
+        s_b + log Σ_j exp s_j,        s_b the score of block b's landmark, s_j of its tokens j,
+
+    the weight that the block would have if the landmark were a bias of its tokens' scores. It scores m·ℓ keys for that,
+    whatever the length of the text. Where heads choose together, scores are logs of shares of what is proposed to them,
+    and the best of these counts.
+    """
+
+    proposed: int
+    inner: Selector
+
+    @property
+    def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.granularity
+
+    @property
+    def newest(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.newest
+
+    @property
+    def summaries(self) -> Mapping[str, Summary]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.summaries
+
+    def check_samples_can_be_selected(self) -> None:
+        self.inner.check_samples_can_be_selected()
+
+    @torch.no_grad()
+    def choose(self, question: Question, k: int) -> Tensor:
+        ages = self.inner.choose(question, self.proposed)
+        if ages.shape[-1] <= k:
+            return ages
+        selected = None if ages.shape[1] < question.q.shape[1] else question.selected  # all heads of a group help
+        of_blocks = question.rounded.detach(), question.store, ages, question.lags.scoring(ages)
+        scores = weights_of_blocks(Pairs(*of_blocks, question.softcap, selected))
+        if ages.shape[1] < scores.shape[1]:  # shares, of which the highest of the heads that choose together counts
+            scores = scores.log_softmax(-1).unflatten(1, (ages.shape[1], -1)).amax(2)
+        scores = preferring(scores, ages, self.newest)
+        # From the newest block on, so that a stable sort decides ties.
+        best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        return ages.gather(-1, (scores.shape[-1] - 1 - best).sort(-1).values)

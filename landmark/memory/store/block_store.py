@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from landmark.memory.store.block_cache import TierCounts, new_buffer
 from landmark.memory.store.block_files import SavedRows
-from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
+from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store, TierCounts, new_buffer
 
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this

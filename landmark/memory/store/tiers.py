@@ -6,17 +6,172 @@ Results are the same on every tier, bit for bit.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from landmark.memory.settings import TIERS
-from landmark.memory.store.block_cache import BlockCache, TierCounts, new_buffer
 from landmark.memory.store.block_files import FileRows, SavedRows
 from landmark.utils.errors import UserError
+
+Read = Callable[[Tensor, Tensor], Tensor]  # reads the blocks at places (n,) into a tensor (n, 2·ℓ·d) on the CPU
+
+
+def new_buffer(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", pinned: bool = False) -> Tensor:
+    """A tensor whose numbers are not set; pinned: in memory of the CPU that a GPU can copy from directly.
+
+    A tensor that is made as usual under `torch.inference_mode` could not be written to outside of it.
+    """
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
+
+
+class Transfer:
+    """Reads blocks and copies them to the compute device.
+
+    If the device is the CPU, a call waits for the copy. On a GPU blocks go through pinned memory and a CUDA stream of
+    their own: the GPU continues with the work launched before, and work launched later waits for the copy. One of two
+    pinned buffers is filled while the other is copied.
+
+    like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
+    """
+
+    def __init__(self, like: Tensor):
+        self._block, self._dtype, self._device = like.shape[3:], like.dtype, like.device
+        self._stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self._staging: list[Tensor] = [torch.empty(0)] * (1 if self._stream is None else 2)
+        self._copied: list[torch.cuda.Event | None] = [None, None]
+
+    def __call__(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> tuple[int, float]:
+        """Read the blocks at places (n,), and copy them to the rows `into` (n,) of keys and values (m, ℓ, d).
+
+        Returns the bytes moved, and the seconds that this thread waited.
+        """
+        started = time.perf_counter()
+        if self._stream is None:
+            blocks = self._read(read, places)
+            keys.index_copy_(0, into, blocks[:, 0])
+            values.index_copy_(0, into, blocks[:, 1])
+            return blocks.nbytes, time.perf_counter() - started
+        if (copied := self._copied[0]) is not None:
+            copied.synchronize()
+        waited = time.perf_counter() - started
+        blocks = self._read(read, places)
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = blocks.to(self._device, non_blocking=True)
+            self._stream.wait_stream(computing)  # earlier work may still read the blocks that are overwritten
+            keys.index_copy_(0, into, moved[:, 0])
+            values.index_copy_(0, into, moved[:, 1])
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        for used in (keys, values, into):
+            used.record_stream(self._stream)
+        computing.wait_event(copied)
+        self._copied = [self._copied[1], copied]
+        self._staging.reverse()
+        return blocks.nbytes, waited
+
+    def _read(self, read: Read, places: Tensor) -> Tensor:
+        """Blocks (n, 2, ℓ, d) on the CPU, in a buffer that is used again, because allocating memory is slow."""
+        width = 2 * self._block.numel()
+        if len(self._staging[0]) < len(places):
+            pinned = self._stream is not None
+            self._staging[0] = new_buffer(len(places), width, dtype=self._dtype, pinned=pinned)
+        return read(places, self._staging[0][: len(places)]).view(-1, 2, *self._block)
+
+
+@dataclass
+class TierCounts:
+    """Counts of blocks fetched from a slower tier.
+
+    cache_hits, cache_misses: blocks of one head. bytes_moved: to the compute device. seconds_waited: of the CPU.
+    """
+
+    cache_hits: int = 0
+    cache_misses: int = 0
+    bytes_moved: int = 0
+    seconds_waited: float = 0.0
+
+
+class BlockCache:
+    """Slots for blocks of one head on the compute device; the CPU knows which block each slot holds.
+
+    keys, values: (slots, ℓ, d). A *place* is the index of a block of one head among all rows, samples and heads. Where
+    one fetch needs more blocks than there are slots, the missing blocks bypass the cache.
+
+    like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
+    """
+
+    def __init__(self, slots: int, like: Tensor):
+        self.keys, self.values = new_buffer(2, slots, *like.shape[3:], dtype=like.dtype, device=like.device)
+        self._transfer = Transfer(like)
+        self._slot_of = np.empty(0, np.int32)  # by place; −1: not in the cache
+        self._place_of = np.full(slots, -1)
+        self._used = np.zeros(slots, np.int64)  # by slot: the number of the last fetch that used it; 0: free
+        self._clock = 0
+
+    @property
+    def bytes_kept(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, places: int) -> None:
+        self._slot_of = np.append(self._slot_of, np.full(places - len(self._slot_of), -1, np.int32))
+
+    def forget(self, first: int, stop: int) -> None:
+        """Drop the blocks at places first … stop−1, which are about to be overwritten."""
+        slots = self._slot_of[first:stop]
+        here = slots[slots >= 0]
+        self._place_of[here], self._used[here] = -1, 0
+        slots[:] = -1
+
+    def fetch(self, places: np.ndarray, read: Read, counts: TierCounts) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values (m, ℓ, d) among which are the blocks at these places (n,), and the index of each block, (n,).
+
+        read: reads blocks from the slower tier. counts: are updated.
+        """
+        distinct, index = np.unique(places, return_inverse=True)
+        slots = self._slot_of[distinct]
+        missing = np.flatnonzero(slots < 0)
+        found = slots[slots >= 0]
+        counts.cache_hits += len(found)
+        counts.cache_misses += len(missing)
+        self._clock += 1
+        self._used[found] = self._clock
+        keys, values = self.keys, self.values
+        if len(distinct) > len(self._used):
+            keys, values = (x.new_empty(len(distinct), *x.shape[1:]) for x in (keys, values))
+            here = self._on_device(np.flatnonzero(slots >= 0))
+            keys[here], values[here] = (x[self._on_device(found)] for x in (self.keys, self.values))
+            slots = np.arange(len(distinct))
+        elif len(missing):
+            slots[missing] = self._free(len(missing))
+        if len(missing):
+            into = self._on_device(slots[missing])
+            moved, waited = self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, into)
+            counts.bytes_moved += moved
+            counts.seconds_waited += waited
+            if keys is self.keys:  # only now: a transfer that fails leaves nothing that looks like a block
+                self._slot_of[distinct[missing]], self._place_of[slots[missing]] = slots[missing], distinct[missing]
+                self._used[slots[missing]] = self._clock
+        return keys, values, self._on_device(slots[index])
+
+    def _free(self, count: int) -> np.ndarray:
+        """The least recently used slots, freed; the present fetch does not use them."""
+        slots = np.argpartition(self._used, count - 1)[:count]
+        before = self._place_of[slots]
+        self._slot_of[before[before >= 0]] = -1
+        self._place_of[slots], self._used[slots] = -1, 0
+        return slots
+
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.keys.device, non_blocking=True)
 
 
 class Fetched(NamedTuple):

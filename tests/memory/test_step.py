@@ -11,10 +11,9 @@ from triton.runtime.interpreter import GridExecutor
 
 from landmark.memory import Memory, Store, TruePositions
 from landmark.memory.select import Best, Newest
-from landmark.memory.step import can_step
+from landmark.memory.step import NextToken, can_step
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
-from landmark.models.next_token import NextToken
 from tests.pairs import all_pairs, name_of
 
 LANDMARK, VOCABULARY = 30, 32
@@ -125,7 +124,7 @@ def tapes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **settings: graph.capture(**settings))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: mock.Mock())
-    monkeypatch.setattr("landmark.models.next_token._side_stream", lambda device: mock.Mock())
+    monkeypatch.setattr("landmark.memory.step._side_stream", lambda device: mock.Mock())
     return made
 
 

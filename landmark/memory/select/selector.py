@@ -159,7 +159,6 @@ class SecondLook(Selector):
     def check_samples_can_be_selected(self) -> None:
         self.inner.check_samples_can_be_selected()
 
-    @torch.no_grad()
     def choose(self, question: Question, k: int) -> Tensor:
         ages = self.inner.choose(question, self.proposed)
         if ages.shape[-1] <= k:

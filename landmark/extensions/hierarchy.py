@@ -39,7 +39,7 @@ from landmark.memory import Memory
 from landmark.memory.block_attention import for_each_head
 from landmark.memory.layer import Question
 from landmark.memory.reading import rotated_for_local_attention
-from landmark.memory.select.scores import best_ages, scores_of
+from landmark.memory.select.scores import best_ages, scores_of_blocks
 from landmark.memory.settings import MemorySettings
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Decoder, Layer, ReadWindow
@@ -216,14 +216,10 @@ class GroupMemory(Memory):
         store, q = question.store, question.q
         if len(store) == 0:
             return q.new_empty(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))
-        queries, keys = question.exact, store.landmarks[:, :, : len(store)]
-        older = max(0, len(store) - question.lags.own)
-        lagged = queries[: len(store) - older].flip(0)  # for blocks with a lag of their own, the oldest of them first
-        newer = scores_of(lagged, keys[:, :, older:], None)
-        if question.layer in self.tied_layers and question.lags.own and older:
-            shared = scores_of(queries[-1], keys[:, :, older - 1 : older], None)
-            return torch.cat([shared.expand(-1, -1, -1, older), newer], -1)
-        return torch.cat([scores_of(queries[-1], keys[:, :, :older], None), newer], -1)
+        queries, blocks = question.exact, len(store)
+        is_tied = question.layer in self.tied_layers and 0 < question.lags.own < blocks
+        buffer = queries.new_empty(queries[0, ..., 0].numel() * blocks)
+        return scores_of_blocks(question, queries, store.landmarks, blocks if is_tied else 0, buffer)[0]
 
     def _read(self, question: Question, best: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (B, H, T, q, d) of attention to blocks of these numbers, at their positions of attention, and gates.

@@ -85,8 +85,7 @@ def weights_of_blocks(pairs: Pairs) -> Tensor:
     """
     if pairs.are_shared:
         shared = SharedBlocks.fetch(pairs)
-        scores = capped(torch.bmm(shared.q.flatten(0, 2), shared.blocks.read_keys().mT), pairs.softcap)
-        return shared.scores + shared.of_queries(scores.to(shared.scores.dtype).logsumexp(-1))
+        return shared.scores + shared.of_queries(shared.attend(pairs.softcap)[1])
     tiles = QueryTiles(pairs.one_by_one())
     weights = tiles.empty(dtype=pairs.store.landmarks.dtype)
     for part in tiles.parts():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,17 +33,18 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
-# Names of weights in the authors' public code, and ours.
+# Parts of the names of weights in the authors' public code, and ours.
 _AUTHORS_NAMES = {
-    r"transformer\.wte\.weight": "embedding.weight",
-    r"transformer\.ln_f\.weight": "norm.weight",
-    r"rem_token_embedding\.weight": "cmt.weight",
-    r"transformer\.h\.(\d+)\.ln_1\.weight": r"blocks.\1.attention_norm.weight",
-    r"transformer\.h\.(\d+)\.attn\.c_attn\.weight": r"blocks.\1.attention.qkv.weight",
-    r"transformer\.h\.(\d+)\.attn\.c_proj\.weight": r"blocks.\1.attention.out.weight",
-    r"transformer\.h\.(\d+)\.ln_2\.weight": r"blocks.\1.mlp_norm.weight",
-    r"transformer\.h\.(\d+)\.mlp\.c_fc\.weight": r"blocks.\1.mlp_in.weight",
-    r"transformer\.h\.(\d+)\.mlp\.c_proj\.weight": r"blocks.\1.mlp_out.weight",
+    "transformer.h.": "blocks.",
+    "transformer.wte": "embedding",
+    "transformer.ln_f": "norm",
+    "rem_token_embedding": "cmt",
+    "ln_1": "attention_norm",
+    "attn.c_attn": "attention.qkv",
+    "attn.c_proj": "attention.out",
+    "ln_2": "mlp_norm",
+    "mlp.c_fc": "mlp_in",
+    "mlp.c_proj": "mlp_out",
 }
 
 
@@ -100,13 +100,11 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights with our names, where some may have the names of the authors' code. The tied head is left out."""
     renamed = {}
     for name, tensor in weights.items():
-        for pattern, ours in _AUTHORS_NAMES.items():
-            if re.fullmatch(pattern, name):
-                renamed[re.sub(pattern, ours, name)] = tensor
-                break
-        else:
-            if name != "lm_head.weight":
-                renamed[name] = tensor
+        if name.startswith(("transformer.", "rem_token_embedding.")):
+            for theirs, ours in _AUTHORS_NAMES.items():
+                name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    renamed.pop("lm_head.weight", None)
     return renamed
 
 

@@ -57,7 +57,9 @@ def best_of_summaries(
         q = queries[:, :, part, of_heads]
         size = q[0, ..., 0].numel() * len(store)
         buffer = buffer if buffer.numel() >= size else queries.new_empty(size)  # allocating memory is slow
-        scores, ages, normaliser = _scores(question, q, summaries[:, kv], count if is_tied else 0, buffer[:size])
+        scores, ages, normaliser = scores_of_blocks(
+            question, q, summaries[:, kv], count if is_tied else 0, buffer[:size]
+        )
         if granularity != "per_token_and_head":
             # The maximum of log-probabilities ranks as that of probabilities, without underflow.
             scores = scores - normaliser()[..., None]
@@ -101,7 +103,7 @@ def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tupl
             yield slice(head, min(head + of_heads, kv_heads)), slice(query, min(query + of_queries, queries))
 
 
-def _scores(
+def scores_of_blocks(
     question: Question, queries: Tensor, summaries: Tensor, tied: int, buffer: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks, (B, H, T).

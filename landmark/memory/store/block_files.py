@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -55,9 +57,11 @@ class FileRows:
         Raises UserError where no file can be made, or the saved one cannot be opened.
         """
         if self._saved is not None and self._saved_file is None:
-            self._saved_file = _open(self._saved.path)
+            with _or(f"{self._saved.path}: cannot be read"):
+                self._saved_file = open(self._saved.path, "rb", buffering=0)  # noqa: SIM115 (it stays open)
         if capacity > self._saved_rows and self._own is None:
-            self._own = _temporary(self._folder)
+            with _or(f"memory.folder={self._folder}: cannot make a file there"):
+                self._own = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
 
     def write(self, row: int, blocks: Tensor) -> None:
         """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on. Raises UserError where the disk is full."""
@@ -109,15 +113,10 @@ class FileRows:
         )
 
 
-def _open(path: Path) -> IO[bytes]:
+@contextmanager
+def _or(said: str) -> Iterator[None]:
+    """An error of the system as one line."""
     try:
-        return open(path, "rb", buffering=0)
+        yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def _temporary(folder: Path) -> IO[bytes]:
-    try:
-        return tempfile.TemporaryFile(dir=folder, buffering=0)
-    except OSError as error:
-        raise UserError(f"memory.folder={folder}: cannot make a file there ({error.strerror})") from error
+        raise UserError(f"{said} ({error.strerror})") from error

@@ -32,61 +32,6 @@ def new_buffer(*shape: int, dtype: torch.dtype, device: torch.device | str = "cp
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
 
 
-class Transfer:
-    """Reads blocks and copies them to the compute device.
-
-    If the device is the CPU, a call waits for the copy. On a GPU blocks go through pinned memory and a CUDA stream of
-    their own: the GPU continues with the work launched before, and work launched later waits for the copy. One of two
-    pinned buffers is filled while the other is copied.
-
-    like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
-    """
-
-    def __init__(self, like: Tensor):
-        self._block, self._dtype, self._device = like.shape[3:], like.dtype, like.device
-        self._stream = torch.cuda.Stream(like.device) if like.is_cuda else None
-        self._staging: list[Tensor] = [torch.empty(0)] * (1 if self._stream is None else 2)
-        self._copied: list[torch.cuda.Event | None] = [None, None]
-
-    def __call__(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> tuple[int, float]:
-        """Read the blocks at places (n,), and copy them to the rows `into` (n,) of keys and values (m, ℓ, d).
-
-        Returns the bytes moved, and the seconds that this thread waited.
-        """
-        started = time.perf_counter()
-        if self._stream is None:
-            blocks = self._read(read, places)
-            keys.index_copy_(0, into, blocks[:, 0])
-            values.index_copy_(0, into, blocks[:, 1])
-            return blocks.nbytes, time.perf_counter() - started
-        if (copied := self._copied[0]) is not None:
-            copied.synchronize()
-        waited = time.perf_counter() - started
-        blocks = self._read(read, places)
-        computing = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
-            moved = blocks.to(self._device, non_blocking=True)
-            self._stream.wait_stream(computing)  # earlier work may still read the blocks that are overwritten
-            keys.index_copy_(0, into, moved[:, 0])
-            values.index_copy_(0, into, moved[:, 1])
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        for used in (keys, values, into):
-            used.record_stream(self._stream)
-        computing.wait_event(copied)
-        self._copied = [self._copied[1], copied]
-        self._staging.reverse()
-        return blocks.nbytes, waited
-
-    def _read(self, read: Read, places: Tensor) -> Tensor:
-        """Blocks (n, 2, ℓ, d) on the CPU, in a buffer that is used again, because allocating memory is slow."""
-        width = 2 * self._block.numel()
-        if len(self._staging[0]) < len(places):
-            pinned = self._stream is not None
-            self._staging[0] = new_buffer(len(places), width, dtype=self._dtype, pinned=pinned)
-        return read(places, self._staging[0][: len(places)]).view(-1, 2, *self._block)
-
-
 @dataclass
 class TierCounts:
     """Counts of blocks fetched from a slower tier.
@@ -106,12 +51,18 @@ class BlockCache:
     keys, values: (slots, ℓ, d). A *place* is the index of a block of one head among all rows, samples and heads. Where
     one fetch needs more blocks than there are slots, the missing blocks bypass the cache.
 
+    If the device is the CPU, a fetch waits for the copy. On a GPU blocks go through pinned memory and a CUDA stream of
+    their own: the GPU continues with the work launched before, and work launched later waits for the copy. One of two
+    pinned buffers is filled while the other is copied.
+
     like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
     """
 
     def __init__(self, slots: int, like: Tensor):
         self.keys, self.values = new_buffer(2, slots, *like.shape[3:], dtype=like.dtype, device=like.device)
-        self._transfer = Transfer(like)
+        self._stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self._staging: list[Tensor] = [torch.empty(0)] * (1 if self._stream is None else 2)
+        self._copied: list[torch.cuda.Event | None] = [None, None]
         self._slot_of = np.empty(0, np.int32)  # by place; −1: not in the cache
         self._place_of = np.full(slots, -1)
         self._used = np.zeros(slots, np.int64)  # by slot: the number of the last fetch that used it; 0: free
@@ -161,6 +112,44 @@ class BlockCache:
                 self._slot_of[distinct[missing]], self._place_of[slots[missing]] = slots[missing], distinct[missing]
                 self._used[slots[missing]] = self._clock
         return keys, values, self._on_device(slots[index])
+
+    def _transfer(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> tuple[int, float]:
+        """Read the blocks at places (n,), and copy them to the rows `into` (n,) of keys and values (m, ℓ, d).
+
+        Returns the bytes moved, and the seconds that this thread waited.
+        """
+        started = time.perf_counter()
+        if self._stream is None:
+            blocks = self._staged(read, places)
+            keys.index_copy_(0, into, blocks[:, 0])
+            values.index_copy_(0, into, blocks[:, 1])
+            return blocks.nbytes, time.perf_counter() - started
+        if (copied := self._copied[0]) is not None:
+            copied.synchronize()
+        waited = time.perf_counter() - started
+        blocks = self._staged(read, places)
+        computing = torch.cuda.current_stream(self.keys.device)
+        with torch.cuda.stream(self._stream):
+            moved = blocks.to(self.keys.device, non_blocking=True)
+            self._stream.wait_stream(computing)  # earlier work may still read the blocks that are overwritten
+            keys.index_copy_(0, into, moved[:, 0])
+            values.index_copy_(0, into, moved[:, 1])
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        for used in (keys, values, into):
+            used.record_stream(self._stream)
+        computing.wait_event(copied)
+        self._copied = [self._copied[1], copied]
+        self._staging.reverse()
+        return blocks.nbytes, waited
+
+    def _staged(self, read: Read, places: Tensor) -> Tensor:
+        """Blocks (n, 2, ℓ, d) on the CPU, in a buffer that is used again, because allocating memory is slow."""
+        block = self.keys.shape[1:]
+        if len(self._staging[0]) < len(places):
+            pinned = self._stream is not None
+            self._staging[0] = new_buffer(len(places), 2 * block.numel(), dtype=self.keys.dtype, pinned=pinned)
+        return read(places, self._staging[0][: len(places)]).view(-1, 2, *block)
 
     def _free(self, count: int) -> np.ndarray:
         """The least recently used slots, freed; the present fetch does not use them."""

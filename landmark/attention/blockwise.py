@@ -148,49 +148,38 @@ def _forward(part: Sequences, inputs: AttentionInputs, work: Workspace, out: Ten
     return saved
 
 
-class Kept(NamedTuple):
-    """What a part's backward pass needs: out (B, H, T, d), the weight (B, H, T) of the place without a value, and what
-    `_forward` returned."""
-
-    out: Tensor
-    extra_weight: Tensor | None
-    of_tiles: list[Tensor]
-
-
-class Gradients(NamedTuple):
-    """Of the whole batch."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    extra: Tensor | None
-
-
 def _backward(
     part: Sequences,
     inputs: AttentionInputs,
-    kept: Kept,
-    do: Tensor,
-    d_lse: Tensor | None,
+    kept: tuple[Tensor, Tensor | None, list[Tensor]],
+    gradients: tuple[Tensor, Tensor | None],
     work: Workspace,
-    into: Gradients,
+    into: tuple[Tensor, Tensor, Tensor, Tensor | None],
 ) -> None:
-    """Write a part's gradients. do: (B, H, T, d). d_lse: (B, H, T); None: 0."""
-    here, alignment = (part.rows, part.heads), part.alignment
-    row_mean = (do[here] * kept.out[here]).sum(-1, keepdim=True)  # D_i
+    """Write a part's gradients of q, k, v and extra.
+
+    kept: out (B, H, T, d), the weight (B, H, T) of the place without a value, and what `_forward` returned. gradients:
+    of out and, if there is one, of the log-sum-exp.
+    """
+    (out, extra_weight, of_tiles), (do, d_lse) = kept, gradients
+    here, alignment, (of_q, of_k, of_v, of_extra) = (part.rows, part.heads), part.alignment, into
+    row_mean = (do[here] * out[here]).sum(-1, keepdim=True)  # D_i
     if d_lse is not None:
         row_mean -= d_lse[here][..., None]  # the log-sum-exp has the weight as derivative, from which D_i is subtracted
-    padded = Padded.of(part, inputs, kept.extra_weight, work)
+    padded = Padded.of(part, inputs, extra_weight, work)
     padded_do = alignment.pad(do[here], work("do", *padded.q.shape))
     row_mean = alignment.pad(row_mean, work("row_mean", *padded.q.shape[:2], 1))
     dk, dv = work("dk", *padded.k.shape), work("dv", *padded.v.shape)
     d_extra = work("d_extra", *padded.q.shape[:2], 1)
-    for tile, outer, shift in zip(part.tiles(), kept.of_tiles[::2], kept.of_tiles[1::2], strict=True):
+    for tile, outer, shift in zip(part.tiles(), of_tiles[::2], of_tiles[1::2], strict=True):
         keys, queries, tile_do = tile.keys(padded.k), tile.queries(padded.q), tile.queries(padded_do)
         scores, flattening = tile.scores(padded.q, padded.k, inputs.scale, inputs.softcap, work), None
         if inputs.softcap is not None:
             flattening = slope(scores, inputs.softcap * LOG2_E, work("slope", *scores.shape))
-        weights = _weights_again(tile, scores, shift)
+        weights = tile.mask(scores).sub_(shift[:, :, None])
+        if _is_inexact(shift):
+            weights.clamp_(max=0)  # a weight is at most 1
+        weights.exp2_()
         _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(queries), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(product(tile.keys(padded.v), tile_do.mT, d_scores)).mul_(weights)
@@ -208,20 +197,12 @@ def _backward(
             d_scores.mul_(flattening)
         d_scores = d_scores.flatten(1, 2)
         dq = product(d_scores.mT, keys, work("rows", *queries.shape), inputs.scale)
-        alignment.unpad(dq, into.q[here], tile.row)
+        alignment.unpad(dq, of_q[here], tile.row)
         _collect(tile, dk, product(d_scores, queries, work("keys", *keys.shape), inputs.scale))
-    alignment.unpad(dk, into.k[here])
-    alignment.unpad(dv, into.v[here])
-    if into.extra is not None:
-        alignment.unpad(d_extra, into.extra[here][..., None])
-
-
-def _weights_again(tile: Tile, scores: Tensor, shift: Tensor) -> Tensor:
-    """The weights of a tile from its scores (N, block, offset, query), which are overwritten, and the shift."""
-    weights = tile.mask(scores).sub_(shift[:, :, None])
-    if _is_inexact(shift):
-        weights.clamp_(max=0)  # a weight is at most 1
-    return weights.exp2_()
+    alignment.unpad(dk, of_k[here])
+    alignment.unpad(dv, of_v[here])
+    if of_extra is not None:
+        alignment.unpad(d_extra, of_extra[here][..., None])
 
 
 def _mean_of_blocks(
@@ -231,8 +212,7 @@ def _mean_of_blocks(
 
     D_ib, the mean of its block; in the query's own block D_i, and of the part α of a gate what its gradient subtracts.
 
-    total, outer: (N, block, query), P_ib·D_ib and P_ib. own_mean: (N, 1, query), D_i. of_gates: (N, block or 1, query),
-    what the gradients of the gates subtract.
+    total, outer: (N, block, query), P_ib·D_ib and P_ib. own_mean: (N, 1, query), D_i. of_gates: (N, block or 1, query).
     """
     mean = of_gates.expand_as(total)
     if alpha != 1:
@@ -289,10 +269,11 @@ class _Blockwise(torch.autograd.Function):
         inputs, work = ctx.settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         of_extra = None if extra is None else torch.empty_like(extra)
-        into = Gradients(_rows_first(q), _rows_first(k), _rows_first(v), of_extra)
+        into = _rows_first(q), _rows_first(k), _rows_first(v), of_extra
         for part in _parts(inputs):
             count = 2 * len(part.tiles())
-            _backward(part, inputs, Kept(out, extra_weight, of_tiles[:count]), grad_out, grad_lse, work, into)
+            kept = out, extra_weight, of_tiles[:count]
+            _backward(part, inputs, kept, (grad_out, grad_lse), work, into)
             of_tiles = of_tiles[count:]
         return *into, None
 

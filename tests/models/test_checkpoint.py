@@ -105,24 +105,15 @@ def test_a_landmark_model_starts_from_a_plain_one(options, configure, tmp_path):
         build(replace(config, mlp_dim=9), VOCABULARY, start=str(tmp_path / "plain"))
 
 
-def written(content: bytes | None):
-    """The weights' file with this content; None: there is none."""
+def written(change):
+    """Another content of the weights' file. change: of the one that there is; None: there is none."""
 
-    def write(folder: Path) -> None:
+    def changed(folder: Path) -> None:
         path = folder / "model.safetensors"
+        content = change(path.read_bytes())
         path.unlink() if content is None else path.write_bytes(content)
 
-    return write
-
-
-def zeros(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    written(content[:-4096] + bytes(4096))(folder)
-
-
-def half(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    written(content[: len(content) // 2])(folder)
+    return changed
 
 
 def weights(change):
@@ -136,11 +127,7 @@ def weights(change):
 
 
 def not_finite(value):
-    def changed(found):
-        found["norm.weight"][0] = value
-        return found
-
-    return weights(changed)
+    return weights(lambda found: found | {"norm.weight": torch.full((16,), value)})
 
 
 def config(content=None, **changes):
@@ -176,9 +163,13 @@ RETRAIN = r"weights\.sha256.*: delete the folder and train again"
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        *((damage, "model.safetensors is damaged") for damage in (half, written(b"12345"), written(b""))),
-        (zeros, r"model\.safetensors is damaged, its SHA-256 differs from weights\.sha256: dele"),
-        (written(None), r"model\.safetensors does not exist"),
+        (written(lambda content: content[: len(content) // 2]), "model.safetensors is damaged"),
+        *((written(lambda _, content=content: content), "model.safetensors is damaged") for content in (b"12345", b"")),
+        (
+            written(lambda content: content[:-4096] + bytes(4096)),
+            r"is damaged, its SHA-256 differs from .*\.sha256: dele",
+        ),
+        (written(lambda _: None), r"model\.safetensors does not exist"),
         *((hashes(content), RETRAIN) for content in ("", None, "folder", "0" * 64 + "  model.safetensors\n", 1)),
         (weights(lambda _: {"embedding.weight": torch.zeros(3, 3)}), "does not fit"),
         *((not_finite(float(x)), r"the weight norm\.weight has values that are not finite") for x in ("nan", "inf")),

@@ -23,7 +23,7 @@ from benchmarks.gpu.work import summary
 from landmark.attention import ContextMiss, Grouped, Layout, Packed, Sinks, Window, landmark_attention
 from landmark.attention.fused import tuning
 from landmark.attention.fused.rotation import ROWS
-from landmark.attention.plain import attention_forward, with_weights
+from landmark.attention.plain import attention_forward
 from landmark.attention.rotary import rotary_factors, rotation
 from landmark.extensions.training_with_memory import trainable
 from landmark.memory import Memory, Store
@@ -251,6 +251,14 @@ def _same_as_sorted(
         scores[..., row] = torch.einsum("bthd,bhd->bht", rotated[age - 1], keys[:, :, row])
     order = (scores.double() * 2**32 - ages).topk(k, -1).indices
     return same([ours.sort(-1).values], [ages[order].sort(-1).values])
+
+
+def with_weights(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention and its log-sum-exp, with all weights in memory at once."""
+    scores = q.to(torch.promote_types(q.dtype, torch.float32)) @ k.to(torch.promote_types(k.dtype, torch.float32)).mT
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1) if causal else torch.tensor(False)
+    scores = (scores * scale).masked_fill(hidden.to(q.device), -torch.inf)
+    return (scores.softmax(-1) @ v.to(scores.dtype)).to(q.dtype), scores.logsumexp(-1)
 
 
 def parts(scale: Scale) -> Iterator[Line]:

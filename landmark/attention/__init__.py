@@ -137,7 +137,8 @@ def landmark_attention(
     inputs = _inputs(q, k, v, layout, gate, scoring, extra, top_k, backend)
     with without_autocast(q):
         if q.numel() == 0:
-            return _of_no_query(inputs)
+            unused = sum(x.sum() for x in inputs[1:4] if x is not None)  # whose gradients are 0
+            return q + 0 * unused, q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         if backend == "triton":
             return landmark_attention_fused(inputs)
         attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
@@ -179,10 +180,3 @@ def _inputs(
     of_window = phase, controlled, cu_seqlens, layout.block_size, prefix
     of_scores = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
     return AttentionInputs(q, k, v, scores, *of_window, *of_scores)
-
-
-def _of_no_query(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Both results empty, and all gradients 0."""
-    q = inputs.q
-    unused = sum(x.sum() for x in inputs[1:4] if x is not None)
-    return q + 0 * unused, q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

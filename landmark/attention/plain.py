@@ -48,13 +48,6 @@ def attention_forward(
         if (found := _on_gpu(q, k, v, scale, causal)) is not None:
             return found
         _warn(q.device.type)
-    return with_weights(q, k, v, scale, causal, softcap)
-
-
-def with_weights(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, softcap: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """`attention_forward` on any device, with all weights in memory at once. Args: as of `attention_forward`."""
     compute = torch.promote_types(q.dtype, torch.float32)
     scores = capped(q.to(compute) @ k.to(compute).mT * scale, softcap)
     if causal:

@@ -48,7 +48,8 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 
     On a GPU one kernel does it (fused/rotation.py).
     """
-    if can_rotate(x, factors):
+    has_kernel = HAS_TRITON and x.is_cuda and x.dtype in DTYPES and x.ndim == 4 and factors.dtype == torch.complex64
+    if has_kernel and _is_within(factors.shape, x.shape):
         return rotation(x, torch.view_as_real(factors.resolve_conj()), False)
     real = x if x.dtype in (torch.float32, torch.float64) else x.float()
     pairs = torch.view_as_complex(real.unflatten(-1, (-1, 2)))
@@ -58,13 +59,6 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
     """Rotate the key of a context miss token (…, d) to its position, −1 (paper, Appendix D)."""
     return rotate(key, table(1, 1, key).conj())
-
-
-def can_rotate(x: Tensor, factors: Tensor) -> bool:
-    """Whether the kernel rotates x by these factors: x (B, H, T, d) on a GPU, factors that do not enlarge it."""
-    if not (HAS_TRITON and x.is_cuda and x.dtype in DTYPES and x.ndim == 4 and factors.dtype == torch.complex64):
-        return False
-    return _is_within(factors.shape, x.shape)
 
 
 def _is_within(factors: torch.Size, x: torch.Size) -> bool:

@@ -38,17 +38,9 @@ def _is_pretrained(config: Config) -> bool:
     return config.model.name is not None or (config.model.family is not None and config.start is not None)
 
 
-def _is_named(config: Config) -> bool:
-    return config.model.name is not None
-
-
 def _can_have_window(config: Config) -> bool:
     """Whether the memory keeps last keys: of a plain transformer, or of a model that reads without landmarks."""
     return config.model.kind == "transformer" if _is_ours(config) else bool(config.model.as_is)
-
-
-def _has_text(config: Config) -> bool:
-    return config.data.name not in SYNTHETIC
 
 
 def _has_scorer(config: Config) -> bool:
@@ -97,9 +89,17 @@ _NEEDED = (
     Read(("eval.task",), "model=landmark", _can_have_task),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
-    Read(("model.as_is", "model.dtype"), "a model that model.name gives, see model=pretrained", _is_named),
+    Read(
+        ("model.as_is", "model.dtype"),
+        "a model that model.name gives, see model=pretrained",
+        lambda c: c.model.name is not None,
+    ),
     Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
-    Read(("data.repeats", "data.tasks", "data.passkeys", "eval.task"), "the text of a corpus", _has_text),
+    Read(
+        ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
+        "the text of a corpus",
+        lambda c: c.data.name not in SYNTHETIC,
+    ),
     Read(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
     Read(("train.local",), "train.k, numbers of blocks like [4]", lambda config: config.train.k is not None),
     Read(("train.local",), "cmt=off and positions=standard", lambda c: not c.cmt.enabled and c.positions.p_jump == 1),

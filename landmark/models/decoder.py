@@ -180,9 +180,6 @@ class Decoder(LanguageModel):
     def input_embeddings(self) -> nn.Embedding:
         return self.embedding
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.config.to_flat().items() if v is not None)
-
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 

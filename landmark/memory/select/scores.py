@@ -142,7 +142,9 @@ def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
     best = ages[indices[..., :count]]
     tied = values[..., -1] == values[..., -2]  # a tie matters only between the last score taken and the first one left
     if bool(tied.any()):
-        best[tied] = _newer(scores[tied], values[tied][..., -1:], ages, count)
+        near, edge = scores[tied], values[tied][..., -1:]  # all above the edge, and the newest of those on it
+        rank = torch.where(near > edge, 0, torch.where(near == edge, ages, ages.shape[0] + 1))
+        best[tied] = ages[rank.topk(count, dim=-1, largest=False).indices]
     return best
 
 
@@ -152,9 +154,3 @@ def _top_packed(scores: Tensor, ages: Tensor, count: int) -> Tensor:
     bits = (scores + 0.0).view(torch.int32)  # −0 becomes 0
     bits = (bits ^ ((bits >> 31) & YOUNGEST)).to(torch.int64)
     return YOUNGEST - (((bits << 32) | (YOUNGEST - ages)).topk(count, dim=-1).values & YOUNGEST)
-
-
-def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:
-    """Ages of `count` blocks: all with a score above `edge`, and the newest of those with exactly this score."""
-    rank = torch.where(scores > edge, 0, torch.where(scores == edge, ages, ages.shape[0] + 1))
-    return ages[rank.topk(count, dim=-1, largest=False).indices]

@@ -17,9 +17,9 @@ PROGRAM = "landmark"
 class StartedJob:
     """What this process carries out: a typed command, or one job of a sweep.
 
-    words: its overrides. config_dir: the folder of `--config-dir`. launcher: of a job in a process of its own, which
-    one started it (`submitit_slurm`), and launcher_words: the overrides that chose and configured it. name: of a job of
-    a sweep, its values of what is swept, and number: its place. since: when the command began, seconds of the epoch.
+    words: its overrides. launcher: of a job in a process of its own, which one started it (`submitit_slurm`), and
+    launcher_words: the overrides that configured it. name, number: of a job of a sweep, its values of what is swept,
+    and its place. since: when the command began, seconds of the epoch.
     """
 
     words: list[str] = field(default_factory=list)

@@ -49,8 +49,7 @@ class Row:
 def compose_job(overrides: list[str]) -> DictConfig:
     """Compose conf/config.yaml with these overrides (see `landmark.cli.composing`).
 
-    Raises UserError for a file that cannot be read, and for a setting of Hydra itself: one of them names folders whose
-    packages it imports.
+    Raises UserError for a setting of Hydra itself: one of them names folders whose packages it imports.
     """
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
@@ -68,14 +67,8 @@ def select(
 ) -> list[Row]:
     """The rows of a command, all composed and checked: the experiment's, one of them, or the configuration itself.
 
-    Args:
-        config: what the command line composed.
-        overrides: those of the command line; an override of a key of the grid replaces that axis.
-        composer: composes overrides.
-        check: raises UserError where the settings of a row make no sense.
-
-    Raises UserError for an unknown row, for a key that both a row and the command line set, and for a key that has no
-    effect.
+    config, overrides: of the command line; an override of a key of the grid replaces that axis. Raises UserError for an
+    unknown row, for a key that both a row and the command line set, and for a key that has no effect.
     """
     check_grid(config)
     composer, texts = Composer(composer), named(config, overrides)
@@ -139,10 +132,8 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
     """The rows that a name with braces stands for: all combinations of their choices, the last one fastest.
 
     `{eval.length=512,2048}` sets this key, and the value is part of the name; `{plain,landmark}` adds the overrides of
-    these parts. Each comes after `text`.
-
-    Raises UserError for a choice that `parts` does not have; an empty one adds nothing. And for a row without
-    overrides of its own that begins with the name of a part and has no braces around it.
+    these parts, an empty choice none. Raises UserError for a choice that `parts` does not have, and for a row without
+    overrides of its own that begins with the name of a part without braces.
     """
     literal = re.split(r"{[^}]*}", name)
     if not text and (part := re.split("[_-]", literal[0])[0]) in parts:

@@ -337,10 +337,9 @@ def register() -> None:
 
 
 def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
-    """Plain dataclasses from a composed config, interpolations resolved.
+    """Plain dataclasses from a composed config, interpolations resolved. UserError: unknown key, missing value.
 
     is_command: whether the command line and folders of settings say it; modules that it names may then be imported.
-    Raises UserError: unknown key (added with +), missing value.
     """
     try:
         config = OmegaConf.to_object(composed)

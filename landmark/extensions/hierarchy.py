@@ -92,8 +92,7 @@ def phase_of(layout: Window, like: Tensor) -> Tensor:
 def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:
     """Scores (B, H, T, blocks) of the landmarks, −∞ where a query does not see them, and each query's own block (B, T).
 
-    q: (B, H, T, d), k: (B, H, prefix + T, d), rotated. scale: factor of the scores. A first block without tokens is not
-    seen.
+    q: (B, H, T, d), k: (B, H, prefix + T, d), rotated. A first block without tokens is not seen.
     """
     length, block_size, phase = k.shape[2], layout.block_size, phase_of(layout, q)
     block = torch.arange(most_blocks(length, block_size), device=q.device)
@@ -108,11 +107,8 @@ def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple
 def adjusted(scores: Tensor, own: Tensor, fan_out: int, bias: Tensor) -> list[Tensor]:
     """Adjusted scores of the nodes of each level, blocks first: s' above.
 
-    Args:
-        scores: (B, H, T, n), of blocks, −∞ for those that a query does not see.
-        own: (B or 1, T), the number of each query's own block.
-        fan_out: m.
-        bias: (levels, H), added to the scores of each level's groups.
+    scores: (B, H, T, n), of blocks, −∞ for those that a query does not see. own: (B or 1, T), the number of each
+    query's own block. bias: (levels, H), added to the scores of each level's groups.
     """
     if len(bias) == 0:
         return [scores]
@@ -132,14 +128,9 @@ def adjusted(scores: Tensor, own: Tensor, fan_out: int, bias: Tensor) -> list[Te
 def attend_by_gates(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, layout: Window, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Landmark attention by gates: one softmax over tokens, in which those of block b have the bias g_b − L_b.
+    """Landmark attention (B, H, T, d) by gates (B, H, T, blocks), and its log-sum-exp (B, H, T).
 
-    Args:
-        q, k, layout, scale: as of `landmark_scores`.
-        v: (B, H, prefix + T, d).
-        gates: (B, H, T, blocks), g; −∞ for blocks that a query does not see.
-
-    Returns the output (B, H, T, d) and its log-sum-exp (B, H, T).
+    It is one softmax over tokens, in which those of block b have the bias g_b − L_b.
     """
     block, is_landmark = blocks_and_landmarks(phase_of(layout, q), k.shape[2], layout.block_size)
     block_i, block_j = block[:, None, layout.prefix :, None], block[:, None, None]
@@ -166,8 +157,7 @@ def exact_for_each_head(q: Tensor, *others: Tensor) -> list[Tensor]:
 class GroupMemory(Memory):
     """A memory whose blocks are found, and weigh, by their groups, for each query and head by itself.
 
-    fan_out: m. bias: of a layer, (levels, H_kv), added to the scores of groups. tied_layers: as of `Best`. sizes,
-    settings: as of `Memory`; the store drops no blocks.
+    bias: of a layer, (levels, H_kv). tied_layers: as of `Best`. The store drops no blocks.
     """
 
     def __init__(self, *sizes, fan_out: int, bias: Callable[[int], Tensor], tied_layers: Collection[int], **settings):
@@ -197,9 +187,9 @@ class GroupMemory(Memory):
             return self._done(question, out.to(q.dtype), blocks - best, weights[..., 1:].to(q.dtype))
 
     def _best_blocks(self, levels: Sequence[Tensor], blocks: int) -> Tensor:
-        """The numbers (B, H, T, q) of the blocks that are best through their groups, in order.
+        """The numbers (B, H, T, q) of the stored blocks that are best through their groups, in order.
 
-        levels: as `adjusted` returns them, of stored blocks and those of the chunk. blocks: stored ones.
+        levels: as `adjusted` returns them, of stored blocks and those of the chunk.
         """
         chosen = torch.zeros_like(levels[0][..., :0], dtype=torch.bool)
         for level in reversed(range(len(levels))):  # among nodes in the groups chosen, and those in no complete group
@@ -222,10 +212,7 @@ class GroupMemory(Memory):
         return scores_of_blocks(question, queries, store.landmarks, blocks if is_tied else 0, buffer)[0]
 
     def _read(self, question: Question, best: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (B, H, T, q, d) of attention to blocks of these numbers, at their positions of attention, and gates.
-
-        shift: (B, H, T, q), added to the scores of their landmarks.
-        """
+        """Outputs (B, H, T, q, d) of attention to blocks of these numbers (B, H, T, q), and gates with the shift."""
         store, ages = question.store, len(question.store) - best
         lags = question.lags.attending(ages).expand_as(best)
         queries = question.rounded.permute(1, 3, 2, 0, 4).to(store.landmarks.dtype)  # (B, H, T, S, d)

@@ -89,23 +89,13 @@ def keys_per_query(length: int) -> float:
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """The hidden tokens of windows and texts.
-
-    mask: id that hides a token. kept: ids that are never hidden.
-    """
+    """The hidden tokens of windows and texts. mask: id that hides a token. kept: ids that are never hidden."""
 
     mask: int
     kept: Sequence[int]
 
     def of_step(self, batch: WindowBatch, seed: int, step: int, indices: range) -> WindowBatch:
-        """Some windows of a step with hidden tokens, and those as targets, as a function of seed, step and index.
-
-        Args:
-            batch: the windows.
-            seed: seed of the training.
-            step: optimizer step, from 0.
-            indices: of the windows within the batch of the step.
-        """
+        """Some windows of a step with hidden tokens, and those as targets, as a function of seed, step and index."""
         return self._hide(batch, random_numbers(seed, step, MASKS, indices, (batch.tokens.shape[1],)))
 
     def of_validation(self, batch: WindowBatch, windows: Sequence[int] | np.ndarray) -> WindowBatch:
@@ -115,9 +105,9 @@ class MaskedTokens:
         return self._hide(batch, np.concatenate(drawn))
 
     def of_text(self, tokens: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Hide tokens of stretches of a stream, as a function of their places in it, whatever the stretch.
+        """Raw ids (B, L) with masks, and which are hidden, as a function of their places in a stream alone.
 
-        tokens: (B, L) raw ids. starts: (B,) place of each stretch. Returns the ids with masks, and which are hidden.
+        starts: (B,), place of each stretch.
         """
         hidden = self._drawn_below(np.stack([_of_places(start, tokens.shape[1]) for start in starts]), tokens)
         return tokens.masked_fill(hidden, self.mask), hidden
@@ -162,17 +152,10 @@ def landmark_attention_both_ways(
     alpha: float = 0.0,
     top_k: int | None = None,
 ) -> Tensor:
-    """Landmark attention to earlier and later blocks, (B, H, T, d).
+    """Landmark attention to earlier and later blocks, (B, H, T, d); arguments as of `landmark_attention`.
 
     A query attends to the tokens of its own block, and to other blocks, earlier or later, by the gates of their
     landmarks. A last block whose landmark is not in the window has no gate: only its own tokens see it.
-
-    Args:
-        q: (B, H, T, d), rotated.
-        k, v: (B, H_kv, T, d), k rotated.
-        phase: (B,), tokens missing from the first block (None: 0).
-        alpha: share of a block's log-sum-exp in its gate.
-        top_k: other blocks that a query attends to, those with the highest landmark scores, and ties (None: all).
     """
     width, length = block_size + 1, q.shape[2]
     blocks = most_blocks(length, block_size)
@@ -244,21 +227,8 @@ def evaluate(
     """Masked perplexity of one row. The same tokens are hidden for every model, and at every length.
 
     The whole text is read at once, layer by layer. A query of a landmark model attends to its own block and to the k
-    others, earlier or later, whose landmarks have the highest scores.
-
-    Args:
-        model: in evaluation mode, with `masked`.
-        stream: the split to evaluate.
-        tokenizer: of the stream.
-        config: the row's settings; `retrieval.k` blocks beside its own for a query of a landmark model.
-        progress: called with tokens read, and in all.
-
-    Returns:
-        tokens (those hidden that count), nll (nats per hidden token), nll_se, perplexity, perplexity_se; segments
-        [[first place counted, hidden tokens, nats]]; position_nll [[hidden tokens, nats] for each POSITION_BIN
-        positions of a segment]; and the entries of `Measurement`.
-
-    Raises UserError if the settings do not fit the split or the model.
+    others, earlier or later, whose landmarks have the highest scores. Returns the entries of `SegmentLosses`, of hidden
+    tokens, and of `Measurement`. Raises UserError if the settings do not fit the split or the model.
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
@@ -280,10 +250,7 @@ def evaluate(
 
 
 def _attended(config: Config) -> tuple[float, float]:
-    """Keys of normal tokens that a query attends to, and landmarks that it scores.
-
-    A last block without a landmark is seen by its own tokens alone.
-    """
+    """Keys of normal tokens that a query attends to, and landmarks that it scores."""
     length, block = config.eval.length, config.model.block_size
     if config.model.kind != "landmark" or not block:
         return length, 0.0

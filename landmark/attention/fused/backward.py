@@ -149,19 +149,19 @@ def backward_queries(
     dq = tl.zeros((M, BLOCK_D), tl.float32)
     d_shift = tl.zeros((M,), tl.float32)
     end, masked = masked_tiles(first, last, GROUP)
-    for tile in tl.range(1, end, disable_licm=LEAN):
-        dq, d_shift = _backward_queries_tile(
-            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
-            tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, ALPHA, PRECISION,
-        )  # fmt: skip
-    for number in tl.range(0, masked, disable_licm=LEAN):
-        tile = tl.where(number == 0, 0, number + end - 1)
-        dq, d_shift = _backward_queries_tile(
-            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
-            tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, ALPHA, PRECISION,
-        )  # fmt: skip
+    for MIXED in tl.static_range(2):  # tiles without a mask, then those with one
+        for number in tl.range(0 if MIXED else 1, masked if MIXED else end, disable_licm=LEAN):
+            tile = tl.where(number == 0, 0, number + end - 1) if MIXED else number
+            first_key, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
+            k = load_rows(k_base, first_key, place, valid, k_t, k_d, D, BLOCK_D)
+            v = load_rows(v_base, first_key, place, valid, v_t, v_d, D, BLOCK_D)
+            controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
+            _, d_scores, more = _gradients(
+                q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, tile, phase,
+                length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, ALPHA, PRECISION,
+            )  # fmt: skip
+            dq += tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
+            d_shift += more
     if CMT:
         tl.store(DCmtScores + of_row, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
         for at in range(0, last, 64):
@@ -174,26 +174,6 @@ def backward_queries(
             dq -= tl.dot(taken.to(landmarks.dtype), landmarks, input_precision=PRECISION)
     dq_base = Dq + batch * dq_b + head * dq_h
     store_rows(dq_base, start, local, row_ok, dq_t, dq_d, dq * natural_scale, D, BLOCK_D)
-
-
-@triton.jit
-def _backward_queries_tile(
-    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
-    tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-    W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
-    k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
-    v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
-    controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
-    nothing = tl.zeros((M,), tl.float32)
-    _, d_scores, more = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, tile, phase,
-        length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, ALPHA, PRECISION,
-    )  # fmt: skip
-    return dq + tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION), d_shift + more
 
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
@@ -236,52 +216,30 @@ def backward_keys(
         q_base = Q + batch * q_b + head * q_h + tl.cast(begin, tl.int64) * q_t
         do_base = Do + batch * do_b + head * do_h + tl.cast(begin, tl.int64) * do_t
         of_head = (batch * heads + head) * rows + begin
-        for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
-            dk, dv = _backward_keys_tile(
-                q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries,
-                tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, ALPHA, ALL, PRECISION,
-            )  # fmt: skip
-        for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
-            dk, dv = _backward_keys_tile(
-                q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries,
-                tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, ALPHA, ALL, PRECISION,
-            )  # fmt: skip
+        for LATER in tl.static_range(2):  # queries of blocks that are all later than the keys need no mask
+            low, high = (tl.maximum(beyond, start), end) if LATER else (start, tl.minimum(beyond, end))
+            for tile_of_queries in tl.range(low, high, disable_licm=LEAN):
+                local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
+                q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
+                do = load_rows(do_base, tile_of_queries * M, local, row_ok, do_t, do_d, D, BLOCK_D)
+                lse = tl.load(Lse + of_head + row, mask=row_ok, other=0.0)
+                lse = tl.where(lse == float("-inf"), 0.0, lse)
+                delta = tl.load(Delta + of_head + row, mask=row_ok, other=0.0)
+                nothing = tl.zeros((M,), tl.float32)
+                shift, controlled_lse, d_cmt_score = nothing, nothing, nothing
+                if CMT:
+                    shift, controlled_lse, _, _ = _load_cmt(CmtScores + of_head, ControlledLse + of_head, row, row_ok)
+                    d_cmt_score = tl.load(DCmtScores + of_head + row, mask=row_ok, other=0.0)
+                weights, d_scores, _ = _gradients(
+                    q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile,
+                    phase, length, scale, W, GROUP, SEGMENT, M, LATER == 0, CMT, ALPHA, PRECISION,
+                )  # fmt: skip
+                dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
+                dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)
+                if ALL:
+                    dq = tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
+                    add_rows(DqSum + of_head * D, tile_of_queries * M, local, row_ok, dq, D, BLOCK_D)
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
     dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
     store_rows(dk_base, first, place, valid, dk_t, dk_d, dk * natural_scale, D, BLOCK_D)
     store_rows(dv_base, first, place, valid, dv_t, dv_d, dv, D, BLOCK_D)
-
-
-@triton.jit
-def _backward_keys_tile(
-    q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, dq_base, controlled,
-    tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-    W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
-    ALL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
-    q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
-    do = load_rows(do_base, tile_of_queries * M, local, row_ok, do_t, do_d, D, BLOCK_D)
-    lse = tl.load(lse_base + row, mask=row_ok, other=0.0)
-    lse = tl.where(lse == float("-inf"), 0.0, lse)
-    delta = tl.load(delta_base + row, mask=row_ok, other=0.0)
-    nothing = tl.zeros((M,), tl.float32)
-    shift, controlled_lse, d_cmt_score = nothing, nothing, nothing
-    if CMT:
-        shift, controlled_lse, _, _ = _load_cmt(cmt_base, controlled_lse_base, row, row_ok)
-        d_cmt_score = tl.load(d_cmt_base + row, mask=row_ok, other=0.0)
-    weights, d_scores, _ = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile,
-        phase, prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, ALPHA, PRECISION,
-    )  # fmt: skip
-    dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
-    dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)
-    if ALL:
-        dq = tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
-        add_rows(dq_base, tile_of_queries * M, local, row_ok, dq, D, BLOCK_D)
-    return dk, dv

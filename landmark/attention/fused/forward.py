@@ -77,19 +77,27 @@ def forward(
     weight = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_D), tl.float32)
     end, masked = masked_tiles(first, last, GROUP)
-    for tile in tl.range(1, end, disable_licm=LEAN):
-        running, weight, acc = _forward_tile(
-            q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile,
-            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT,
-            ALPHA, PRECISION,
-        )  # fmt: skip
-    for number in tl.range(0, masked, disable_licm=LEAN):
-        tile = tl.where(number == 0, 0, number + end - 1)
-        running, weight, acc = _forward_tile(
-            q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile,
-            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT,
-            ALPHA, PRECISION,
-        )  # fmt: skip
+    for MIXED in tl.static_range(2):  # tiles without a mask, then those with one
+        for number in tl.range(0 if MIXED else 1, masked if MIXED else end, disable_licm=LEAN):
+            tile = tl.where(number == 0, 0, number + end - 1) if MIXED else number
+            first_key, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
+            k = load_rows(k_base, first_key, place, valid, k_t, k_d, D, BLOCK_D)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            exponentials, total, gate, earlier, _ = softmax_in_blocks(
+                scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, ALPHA
+            )
+            if CMT:
+                controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
+                gate = tl.where((controlled != 0)[None, :] & earlier, gate + shift[:, None], gate)
+            larger = tl.maximum(running, tl.max(gate, axis=1))
+            safe = tl.where(larger == float("-inf"), 0.0, larger)
+            rescale = tl.exp2(running - safe)
+            share = tl.exp2(gate - safe[:, None])
+            weight = weight * rescale + tl.sum(share, axis=1)
+            weights = tl.reshape(exponentials * (share / total)[:, :, None], (M, GROUP * SEGMENT))
+            v = load_rows(v_base, first_key, place, valid, v_t, v_d, D, BLOCK_D)
+            acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+            running = larger
     if CMT:
         larger = tl.maximum(running, cmt_gate)
         larger = tl.where(larger == float("-inf"), 0.0, larger)
@@ -102,31 +110,3 @@ def forward(
     store_rows(Out + batch * o_b + head * o_h, start, local, row_ok, o_t, o_d, acc, D, BLOCK_D)
     lse = tl.where(nothing, float("-inf"), running + tl.log2(tl.where(nothing, 1.0, weight)))
     tl.store(Lse + of_row, lse, mask=row_ok)
-
-
-@triton.jit
-def _forward_tile(
-    q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase, length,
-    blocks, scale, k_t, k_d, v_t, v_d,
-    W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
-    k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    exponentials, total, gate, earlier, _ = softmax_in_blocks(
-        scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, ALPHA
-    )
-    if CMT:
-        controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
-        gate = tl.where((controlled != 0)[None, :] & earlier, gate + shift[:, None], gate)
-    larger = tl.maximum(running, tl.max(gate, axis=1))
-    safe = tl.where(larger == float("-inf"), 0.0, larger)
-    rescale = tl.exp2(running - safe)
-    share = tl.exp2(gate - safe[:, None])
-    weight = weight * rescale + tl.sum(share, axis=1)
-    weights = tl.reshape(exponentials * (share / total)[:, :, None], (M, GROUP * SEGMENT))
-    v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
-    acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return larger, weight, acc

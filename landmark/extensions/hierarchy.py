@@ -36,9 +36,8 @@ from landmark.attention.scoring import keep_best
 from landmark.config import Config
 from landmark.config.schema import memory_settings
 from landmark.memory import Memory
-from landmark.memory.block_attention import for_each_head
 from landmark.memory.layer import Question
-from landmark.memory.reading import rotated_for_local_attention
+from landmark.memory.reading import for_each_head, rotated_for_local_attention
 from landmark.memory.select.scores import best_ages, scores_of_blocks
 from landmark.memory.settings import MemorySettings
 from landmark.models.config import DecoderConfig

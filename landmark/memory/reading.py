@@ -1,20 +1,39 @@
 """What the queries of a chunk read: the chunk itself, pending tokens and blocks, and how it is merged.
 
-n: number of queries, all T of a chunk or the selected ones. q: blocks retrieved for each query.
+S: number of lags. n: number of queries, all T of a chunk or the selected ones. q: blocks of each query. C: sets of
+blocks, of which each belongs to H/C query heads: to one, or to those that choose together or share keys.
+
+A block is fetched once for many queries. Blocks that all queries read are attended to as they are (`SharedBlocks`).
+Queries that read blocks of their own are put into tiles (`QueryTiles`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from landmark.attention import Scoring, Window, landmark_attention
+from landmark.attention import Grouped, Scoring, Window, landmark_attention
 from landmark.attention.keys import Keys
 from landmark.attention.plain import attention_forward
 from landmark.attention.rotary import rotate
-from landmark.memory.block_attention import Pairs, WeightedSum, attend_to_blocks, for_each_head
+from landmark.attention.scoring import capped
 from landmark.memory.layer import QuerySelection, Question
 from landmark.memory.store import BlockStore
+from landmark.memory.store.tiers import Fetched
+
+TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
+FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
+# Numbers of keys, and of values, that are fetched together: what fits into the processor's cache, or else many, because
+# a GPU waits for the launches of every part.
+FETCHED_AT_ONCE, FETCHED_ELSEWHERE = {"cpu": 1 << 18}, 1 << 27
+
+WeightedSum = Callable[[Tensor], Tensor]
+"""Of weights (B, H, n, q) of blocks, the sum of the blocks' outputs (B, H, n, d)."""
 
 
 def rotated_for_local_attention(question: Question, k: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
@@ -46,13 +65,6 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tupl
         return attention_forward(q, k, v, scale=question.scale, softcap=question.softcap)
     layout, scoring = Window(question.block_size, prefix=pending), Scoring(question.scale, question.softcap)
     return landmark_attention(q, k, v, layout, gate=question.gate, scoring=scoring, backend=question.backend)
-
-
-def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
-    """What `attend_to_blocks` returns of blocks of these ages, at their positions of attention."""
-    lags = question.lags.attending(ages)
-    pairs = Pairs(question.rounded, question.store, ages, lags, question.softcap, question.selected)
-    return attend_to_blocks(pairs, question.gate)
 
 
 def merge(
@@ -107,3 +119,255 @@ def _fetched_rows(
         rows = torch.zeros_like(places)
         rows[selected] = blocks.rows.view(-1, places.shape[-1])
     return rows, (blocks.keys, blocks.values)
+
+
+class Pairs(NamedTuple):
+    """Queries, and the blocks of each.
+
+    queries: (S, B, n, H, d), scaled, and rotated for lag 1…S. ages, lags: (B, H, H_kv or 1, n or 1, q), of the blocks.
+    softcap: of scores of landmarks and of tokens. selected: (B, H, n), bool, queries that retrieve; None: all do.
+    """
+
+    queries: Tensor
+    store: BlockStore
+    ages: Tensor
+    lags: Tensor
+    softcap: float | None
+    selected: Tensor | None = None
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether all queries read the same blocks."""
+        return self.selected is None and self.ages.shape[2] == 1
+
+    def one_by_one(self) -> Pairs:
+        """The same with blocks for each query; with selected queries also for each head."""
+        shape = -1, -1, self.queries.shape[2], -1
+        ages, lags = self.ages, self.lags
+        if self.selected is not None:
+            ages, lags = (for_each_head(x, self.queries.shape[3]) for x in (ages, lags))
+        return self._replace(ages=ages.expand(*shape), lags=lags.expand(*shape))
+
+
+def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
+    """Attend to each block of these ages separately, at its position of attention.
+
+    Returns the weighted sum of the blocks' outputs, and their gates (B, H, n, q), 0 for queries that do not retrieve.
+    """
+    gate, lags = question.gate, question.lags.attending(ages)
+    pairs = Pairs(question.rounded, question.store, ages, lags, question.softcap, question.selected)
+    if pairs.are_shared and not (gate.alpha and pairs.queries.requires_grad):  # plain attention's is without a gradient
+        shared = SharedBlocks.fetch(pairs)
+        out, lse = shared.attend(pairs.softcap)
+        return partial(shared.weighted_sum, out), gate.of_blocks(shared.scores, lambda: shared.of_queries(lse))
+    tiles = QueryTiles(pairs.one_by_one())
+    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=pairs.store.landmarks.dtype)
+    for part in tiles.parts():
+        out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
+        gates[part.tiles] = tiles.split(tiles.gates(part, gate))
+    return partial(tiles.weighted_sum, out), tiles.of_queries(gates).squeeze(-1)
+
+
+def weights_of_blocks(pairs: Pairs) -> Tensor:
+    """s_b + log Σ_j exp s_j of each query and block, (B, H, n, q), in the type of landmarks: the gate with α = 1.
+
+    s_b: score of block b's landmark; s_j: of its tokens j. 0 for queries that do not retrieve.
+    """
+    if pairs.are_shared:
+        shared = SharedBlocks.fetch(pairs)
+        return shared.scores + shared.of_queries(shared.attend(pairs.softcap)[1])
+    tiles = QueryTiles(pairs.one_by_one())
+    weights = tiles.empty(dtype=pairs.store.landmarks.dtype)
+    for part in tiles.parts():
+        weights[part.tiles] = tiles.split(tiles.gates(part, Grouped(1.0)))
+    return tiles.of_queries(weights)[..., 0]
+
+
+class SharedBlocks(NamedTuple):
+    """Fetched blocks that all queries read.
+
+    q: (B, C, q, H/C·T, d), rotated for each block. scores: (B, H, T, q), of the landmarks. shape: (B, C, q, H/C, T).
+    """
+
+    q: Tensor
+    scores: Tensor
+    blocks: Fetched
+    shape: tuple[int, ...]
+
+    @classmethod
+    def fetch(cls, pairs: Pairs) -> SharedBlocks:
+        queries, store = pairs.queries, pairs.store
+        _, batch, length, heads, dim = queries.shape
+        ages, lags = (for_each_head(x, max(x.shape[1], store.kv_heads))[:, :, 0] for x in (pairs.ages, pairs.lags))
+        (sets, count), device = ages.shape[1:], queries.device
+        samples = torch.arange(batch, device=device)[:, None, None]
+        q = queries.unflatten(3, (sets, -1)).permute(0, 1, 3, 4, 2, 5)  # (S, B, C, H/C, T, d)
+        q = q[lags - 1, samples, torch.arange(sets, device=device)[None, :, None]].flatten(3, 4)
+        places = store.places(ages).flatten()
+        landmarks = store.read_landmarks(places).view(batch, sets, count, dim, 1)
+        scores = capped((q.to(landmarks.dtype) @ landmarks)[..., 0], pairs.softcap)
+        shared = cls(q, scores, store.fetch(places), (batch, sets, count, heads // sets, length))
+        return shared._replace(scores=shared.of_queries(scores))
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """(B, C, q, H/C·T), or any shape with as many numbers, → (B, H, T, q)."""
+        return x.reshape(self.shape).permute(0, 1, 3, 4, 2).flatten(1, 2)
+
+    def attend(self, softcap: float | None) -> tuple[Tensor, Tensor]:
+        """Plain attention to each block: outputs (B·C·q, 1, H/C·T, d) and log-sum-exps."""
+        keys, values = self.blocks.read_keys()[:, None], self.blocks.read_values()[:, None]
+        return attention_forward(self.q.flatten(0, 2)[:, None], keys, values, scale=1.0, softcap=softcap)
+
+    def weighted_sum(self, out: Tensor, weights: Tensor) -> Tensor:
+        """Outputs of the blocks, summed with weights (B, H, T, q): (B, H, T, d)."""
+        own, out = weights.unflatten(1, (self.shape[1], -1)), out.view(*self.shape, -1)
+        return torch.einsum("bcgtq,bcqgtd->bcgtd", own, out.to(weights.dtype)).flatten(1, 2)
+
+
+class FetchedTiles(NamedTuple):
+    """Tiles whose m blocks of one key/value head are fetched together.
+
+    tiles: their numbers. q: (m, r, d), the r queries that read a block. places: (m,), in (B, H_kv, capacity),
+    flattened. scores: (m, r, ℓ). buffer: for the values, (m, ℓ, d).
+    """
+
+    tiles: slice
+    q: Tensor
+    places: Tensor
+    blocks: Fetched
+    scores: Tensor
+    buffer: Tensor
+
+
+class QueryTiles:
+    """The pairs of query and block of one chunk, each query with its own blocks, in tiles.
+
+    1. Sort the pairs by *owner* and block. An owner is a key/value head of a sample, whose query heads read the same
+       blocks, or with "per_token" a whole sample, whose heads choose together.
+    2. Put the queries of an owner that chose the same block into tiles.
+    3. `parts`: compute tile by tile. `of_queries`: put the results back in the order of the queries.
+    """
+
+    def __init__(self, pairs: Pairs):
+        rotated_queries, store, ages, lags, self.softcap, selected = pairs
+        _, batch, queries, heads, self.dim = rotated_queries.shape
+        self.store = store
+        choosing, count = ages.shape[1], ages.shape[-1]  # heads, or groups, that choose by themselves: H, H_kv or 1
+        kv_heads, capacity = store.kv_heads, store.capacity
+        device = rotated_queries.device
+        self._fetched = kv_heads if choosing == 1 else 1  # key/value heads of an owner, whose blocks a tile fetches
+        self._together = heads // choosing  # query heads of a row of a tile
+        owners = batch * kv_heads // self._fetched
+        self._queries = rotated_queries.reshape(-1, self._together * self.dim)
+        self._shape, self._pairs = (batch, choosing, queries, count), ages.numel()
+
+        # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.
+        sample = torch.arange(batch, device=device)[:, None, None, None]
+        head = torch.arange(choosing, device=device)[:, None, None]
+        owner = sample * (kv_heads // self._fetched) + head * kv_heads // choosing
+        group = (store.rows(ages) + owner * capacity).flatten()
+        source = ((lags - 1) * batch + sample) * queries + torch.arange(queries, device=device)[:, None]
+        source = (source * choosing + head).flatten()  # row of `_queries`
+        self._selected_pairs = None
+        if selected is not None:
+            self._selected_pairs = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
+            group, source = group[self._selected_pairs], source[self._selected_pairs]
+        group, order = group.sort()
+        number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
+        groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), owners * len(store))
+        sizes = group.new_zeros(groups).scatter_add_(0, number, torch.ones_like(number))
+        self._tile, self._count = _tiling(sizes, len(group))
+        tiles = (sizes + self._tile - 1) // self._tile
+        last = tiles.cumsum(0)
+        rank = torch.arange(len(group), device=device) - (sizes.cumsum(0) - sizes)[number]
+        place = (last - tiles)[number] * self._tile + rank
+        self._back = torch.empty_like(place).scatter(0, order, place)  # where each pair's result stands
+        self._rows = place.new_zeros(self._count * self._tile).scatter(0, place, source[order])
+        of_tile = torch.searchsorted(last, torch.arange(self._count, device=device), right=True).clamp(max=groups - 1)
+        of_tile = group.new_zeros(groups).scatter(0, number, group)[of_tile]
+        of_head = (of_tile // capacity * self._fetched)[:, None] + torch.arange(self._fetched, device=device)
+        self._places = of_head * capacity + (of_tile % capacity)[:, None]
+
+    def parts(self) -> Iterator[FetchedTiles]:
+        """The scores of all pairs, many tiles at a time."""
+        together = FETCHED_AT_ONCE.get(self._queries.device.type, FETCHED_ELSEWHERE)
+        step = max(1, together // (self._fetched * self.store.block_shape.numel()))
+        buffer = self._queries.new_empty(min(step, self._count) * self._fetched, *self.store.block_shape)  # slow
+        for start in range(0, self._count, step):
+            part = slice(start, min(start + step, self._count))
+            q = self._queries.index_select(0, self._rows[part.start * self._tile : part.stop * self._tile])
+            q = q.view(-1, self._tile, self._fetched, self._together // self._fetched, self.dim)
+            q = q.transpose(1, 2).flatten(0, 1).flatten(1, 2)
+            places = self._places[part].flatten()
+            blocks, keys = self.store.fetch(places), buffer[: len(places)]
+            values = keys
+            if q.requires_grad:  # the backward pass needs both
+                keys, values = torch.empty_like(keys), torch.empty_like(keys)
+            scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), self.softcap)
+            yield FetchedTiles(part, q, places, blocks, scores, values)
+
+    def gates(self, part: FetchedTiles, gate: Grouped) -> Tensor:
+        """The gates of a part's blocks, (m, r, 1), in the type of the landmarks."""
+        landmarks = self.store.read_landmarks(part.places)[..., None]
+        scores = capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
+        return gate.of_blocks(scores, lambda: _logsumexp(part.scores.to(landmarks.dtype)))
+
+    def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for results of all tiles: `width` numbers for each pair and query head."""
+        shape = self._tile, self._fetched, self._together // self._fetched, width
+        return self._queries.new_empty(self._count, *shape, dtype=dtype)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Results (m, r, width) of a part as they stand in `empty`."""
+        x = x.unflatten(0, (-1, self._fetched)).unflatten(2, (self._tile, -1))
+        return x.transpose(1, 2)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Results of all tiles, as in `empty`, → (B, H, n, q, width); 0 for queries that are not selected."""
+        x = x.flatten(0, 1).index_select(0, self._back)
+        if self._selected_pairs is not None:
+            x = x.new_zeros(self._pairs, *x.shape[1:]).index_copy_(0, self._selected_pairs, x)
+        batch, choosing, queries, count = self._shape
+        x = x.view(batch, choosing, queries, count, self._together, -1)
+        return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
+
+    def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Results of all tiles, summed over the blocks of each query with weights (B, H, n, q): (B, H, n, width).
+
+        It is the sum over `of_queries(x)`, which is not made: on a CPU that takes up to 50 times as long.
+        """
+        batch, choosing, queries, count = self._shape
+        rows = self._back.view(-1, 1, count) * self._together
+        rows = rows + torch.arange(self._together, device=rows.device)[:, None]
+        own = weights.unflatten(1, (choosing, self._together)).transpose(2, 3).flatten(0, 2)
+        asking = None if self._selected_pairs is None else self._selected_pairs[::count] // count
+        own = own if asking is None else own.index_select(0, asking)
+        table = x.view(-1, x.shape[-1]).to(weights.dtype)
+        out = F.embedding_bag(rows.flatten(0, 1), table, per_sample_weights=own.flatten(0, 1), mode="sum")
+        out = out.view(-1, self._together, x.shape[-1])
+        if asking is not None:
+            out = out.new_zeros(batch * choosing * queries, *out.shape[1:]).index_copy_(0, asking, out)
+        return out.view(batch, choosing, queries, self._together, -1).transpose(2, 3).flatten(1, 2)
+
+
+def _logsumexp(scores: Tensor) -> Tensor:
+    """Of scores (…, ℓ), (…, 1): PyTorch's softmax takes half as long as its log-sum-exp."""
+    return scores[..., :1] - scores.log_softmax(-1)[..., :1]
+
+
+def for_each_head(chosen: Tensor, heads: int) -> Tensor:
+    """What each query head has, (B, H, …), of what heads that choose together or share keys have."""
+    return chosen if chosen.shape[1] == heads else chosen.repeat_interleave(heads // chosen.shape[1], 1)
+
+
+def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:
+    """Queries of a tile, and number of tiles: the fastest choice for groups of these sizes.
+
+    Reading the sizes would stall a GPU. There tiles are chosen as for groups of equal size, and the number of tiles is
+    the largest possible.
+    """
+    if sizes.device.type == "cpu":
+        counts = {tile: int(((sizes + tile - 1) // tile).sum()) for tile in TILES}
+        return min(counts.items(), key=lambda item: item[1] * (FETCH + item[0]))
+    tile = next((tile for tile in TILES if tile * len(sizes) >= pairs), TILES[-1])
+    return tile, min(pairs, len(sizes) + pairs // tile)

@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from landmark.memory.block_attention import Pairs, weights_of_blocks
 from landmark.memory.layer import Question
+from landmark.memory.reading import Pairs, weights_of_blocks
 from landmark.memory.select.scores import best_ages, best_of_summaries, newest_ages, preferring
 from landmark.memory.store.block_store import Summary, mean_keys
 

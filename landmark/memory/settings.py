@@ -125,42 +125,31 @@ class MemorySettings:
 
     def _rules(self) -> list[tuple[str, Any, str]]:
         """What settings must be to each other: the one to name, whether it is wrong, and why."""
-        k, rerank, by_index, has_landmarks = self.k, self.rerank, self.index != "exact", self.window is None
-        ranker = self.shown("index" if by_index else "scorer")
-        cannot_add = by_index or self.scorer not in ("landmark", "mean_key")
-        by_chance = rerank is not None and self.scorer not in ("landmark", "mean_key")
-        together = rerank is not None and not self.granularity.startswith("per_token_and_")
+        k, rerank, blocks, has_landmarks = self.k, self.rerank, self.max_blocks, self.window is None
+        by_index, by_score = self.index != "exact", self.scorer in ("landmark", "mean_key")
+        ranker, grained = self.shown("index" if by_index else "scorer"), self.shown("granularity")
+        few, many = f"is less than retrieval.k={k}", f"is more than retrieval.k={k}, of which they are a part"
+        alone, without = self.granularity == "per_token_and_head", "is for texts without landmarks"
+        together, in_groups = not self.granularity.startswith("per_token_and_"), self.granularity == GRANULARITIES[1]
         return [
-            (
-                "max_blocks",
-                self.max_blocks is not None and self.max_blocks < max(k, 1),
-                f"is less than retrieval.k={k}",
-            ),
-            ("rerank", rerank is not None and rerank < k, f"is less than retrieval.k={k}"),
-            ("recent", self.recent > k, f"is more than retrieval.k={k}, of which they are a part"),
-            ("first", self.first > k, f"is more than retrieval.k={k}, of which they are a part"),
-            ("rerank", by_chance, f"looks again at the best blocks, and {ranker} has none"),
-            ("rerank", together, f"chooses for each query, and head or group, not {self.shown('granularity')}"),
-            ("recent", self.recent and cannot_add, f"does not go with {ranker}"),
-            ("first", self.first and has_landmarks, "is for texts without landmarks"),
+            ("max_blocks", blocks is not None and blocks < max(k, 1), few),
+            ("rerank", rerank is not None and rerank < k, few),
+            ("recent", self.recent > k, many),
+            ("first", self.first > k, many),
+            ("rerank", rerank is not None and not by_score, f"looks again at the best blocks, and {ranker} has none"),
+            ("rerank", rerank is not None and together, f"chooses for each query, and head or group, not {grained}"),
+            ("recent", self.recent and (by_index or not by_score), f"does not go with {ranker}"),
+            ("first", self.first and has_landmarks, without),
             ("index", by_index and self.scorer != "landmark", f"ranks by landmarks, not {self.shown('scorer')}"),
-            (
-                "index",
-                by_index and self.granularity != "per_token_and_head",
-                f"chooses for each query and head, not {self.shown('granularity')}",
-            ),
-            ("index", by_index and self.max_blocks is not None, f"cannot drop blocks, not {self.shown('max_blocks')}"),
-            ("mapping", self.mapping == "auto" and has_landmarks, "is for texts without landmarks"),
+            ("index", by_index and not alone, f"chooses for each query and head, not {grained}"),
+            ("index", by_index and blocks is not None, f"cannot drop blocks, not {self.shown('max_blocks')}"),
+            ("mapping", self.mapping == "auto" and has_landmarks, without),
             ("scorer", self.scorer != "mean_key" and not has_landmarks, "the text has no landmarks, set mean_key"),
             ("cutoff", self.cutoff and not has_landmarks, "the text has no landmarks, and no context miss token"),
-            ("dense", self.dense is not None and has_landmarks, "is for texts without landmarks"),
-            (
-                "granularity",
-                not has_landmarks and self.granularity != "per_token_and_group",
-                "without landmarks, heads that share keys choose together: set per_token_and_group",
-            ),
+            ("dense", self.dense is not None and has_landmarks, without),
+            ("granularity", not has_landmarks and not in_groups, "without landmarks set per_token_and_group"),
             ("recent", self.recent and not has_landmarks, "the last tokens are read anyway: set memory.window"),
-            ("max_blocks", self.max_blocks is not None and not has_landmarks, "without landmarks all keys are kept"),
+            ("max_blocks", blocks is not None and not has_landmarks, "without landmarks all keys are kept"),
         ]
 
     def shown(self, name: str) -> str:

@@ -38,16 +38,6 @@ def test_offset_keys_of_windows_cut_anywhere_equal_a_plain_loop(length, block_si
         np.testing.assert_array_equal(out[sample, head], expected)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 12, [5, 7], [2, 1, 9], [12]])
-def test_chunks_of_a_text_without_landmarks_are_the_text(chunks):
-    keys, k, previous, parts = Keys(0.5), torch.randn(1, 2, 12, 8), None, []
-    for chunk in k.split(chunks, 2):
-        parts.append(keys.shifted(chunk, previous=previous))
-        previous = keys.last(chunk)
-    assert torch.equal(torch.cat(parts, 2), keys.shifted(k))
-    assert Keys().last(k) is None
-
-
 def test_channels_are_even_so_that_no_rotated_pair_is_parted():
     assert [channels_of(fraction, 10) for fraction in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 8, 10]
 
@@ -67,11 +57,3 @@ def test_means_in_windows_cut_anywhere_equal_plain_loops(length, block_size, sha
     of_memory = Keys(landmark="mean").with_means(k[0, :, :complete].unflatten(1, (-1, width)), share)
     torch.testing.assert_close(of_memory.flatten(1, 2), found[0, :, :complete])
     assert Keys().with_means(k) is k
-
-
-def test_gradients_go_to_the_token_before_and_to_every_token_of_a_block():
-    def keys(k):
-        is_landmark = blocks_and_landmarks(torch.tensor([1]), 6, 3)[1]
-        return WindowBlocks.of(torch.tensor([1]), 6, 3, k).add_means(Keys(0.5).shifted(k, is_landmark), 0.7)
-
-    assert torch.autograd.gradcheck(keys, torch.randn(1, 1, 6, 4, dtype=torch.float64, requires_grad=True))

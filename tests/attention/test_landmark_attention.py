@@ -205,18 +205,6 @@ def test_landmarks_that_say_nothing_make_a_joint_softmax_plain_attention(backend
     assert not torch.allclose(grouped[:, :, ~is_landmark], plain)
 
 
-def test_a_query_reads_the_best_blocks_as_from_a_memory():
-    """The first query after some complete blocks finds them all in a memory. No channel turns."""
-    from landmark.attention.keys import Keys
-    from tests.memory.reading import feed, new_memory
-
-    q, k, v = torch.randn(3, 1, 2, 25, 8, dtype=torch.float64)
-    memory = new_memory(k=2, mapping="true", keys=Keys(rope_base=torch.zeros(4)))
-    read = feed(memory, q, k, v, [24, 1])
-    expected, _ = landmark_attention(q, k, v, Window(3), top_k=2)
-    torch.testing.assert_close(read[:, :, 24:], expected[:, :, 24:])
-
-
 def test_sinks_merge_into_a_softmax_that_is_computed_already():
     """Under autocast q is bfloat16, and a score between two of its numbers is not rounded."""
     q, k, v = torch.randn(3, 2, 4, 31, 8)

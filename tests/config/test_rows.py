@@ -37,25 +37,6 @@ def test_one_row_by_name(chosen):
     assert row.configs[0].memory.blocks == 80
 
 
-def test_unknown_row_is_refused_naming_those_there_are(chosen):
-    with pytest.raises(UserError, match=r"row=landmark_9: no such row \(one of plain_512, plain_360"):
-        chosen("+experiment=table1_pg19", "row=landmark_9")
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("eval.length=512", "eval.length"),
-        ("model=transformer_xl", "model"),
-        ("eval={length:512}", "eval"),
-        ("++retrieval.k=2", "retrieval.k"),
-    ],
-)
-def test_row_that_sets_what_the_command_line_sets_is_refused(chosen, override, key):
-    with pytest.raises(UserError, match=rf"on the command line, but row (plain|landmark)_512 sets .*{key}"):
-        chosen("+experiment=table1_pg19", "size=nano", override)
-
-
 def test_key_inside_the_group_that_a_row_chooses_is_no_clash(chosen):
     rows = chosen("model.block_size=32", rows={"a": "model=landmark"})
     assert rows[0].configs[0].model.block_size == 32
@@ -94,16 +75,6 @@ def test_seeds_give_a_row_several_configurations(chosen):
     assert [config.seed for config in row.configs] == [3, 4]
 
 
-def test_seed_beside_seeds_is_refused(chosen):
-    with pytest.raises(UserError, match="seed: set on the command line, but seeds is set too"):
-        chosen("seeds=[3,4]", "seed=5")
-
-
-def test_comparison_of_a_row_that_does_not_exist_is_refused(chosen):
-    with pytest.raises(UserError, match=r"compare: this: \[a, c\] must be the names of two rows"):
-        chosen(rows={"a": "model=transformer"}, compare={"this": ["a", "c"]})
-
-
 GRID = {"retrieval.k": [1, 2], "eval.local": [150, 250]}
 
 
@@ -136,28 +107,52 @@ def test_part_of_an_experiment_is_known(configure):
         assert is_part(configure(*whole, more), [*whole, more])
 
 
+PLAIN, LANDMARK = {"a": "model=transformer"}, {"a": "model=landmark"}
+OF_TABLE = ["+experiment=table1_pg19", "size=nano"]
+
+
 @pytest.mark.parametrize(
-    ("grid", "message"),
+    ("overrides", "given", "message"),
     [
-        ({"retrieval.k": []}, "grid: retrieval.k: .* must be a list of different values"),
-        ({"retrieval.k": [2, 2]}, "must be a list of different values"),
-        ({"memory.blocks": [4], "retrieval.k": [4, 8]}, "row blocks4_k8: memory.blocks=4: is less than retrieval.k=8"),
-        ({"retrieval.scorer": ["best"]}, "row scorerbest: retrieval.scorer=best: must be one of"),
+        (
+            ["+experiment=table1_pg19", "row=landmark_9"],
+            {},
+            r"row=landmark_9: no such row \(one of plain_512, plain_360",
+        ),
+        *(
+            ([*OF_TABLE, override], {}, rf"on the command line, but row (plain|landmark)_512 sets .*{key}")
+            for override, key in (
+                ("eval.length=512", "eval.length"),
+                ("model=transformer_xl", "model"),
+                ("eval={length:512}", "eval"),
+                ("++retrieval.k=2", "retrieval.k"),
+            )
+        ),
+        (["seeds=[3,4]", "seed=5"], {}, "seed: set on the command line, but seeds is set too"),
+        ([], {"rows": PLAIN, "compare": {"this": ["a", "c"]}}, r"this: \[a, c\] must be the names of two rows"),
+        ([], {"rows": {"k1": ""}, "grid": {"retrieval.k": [1, 2]}}, "k1 is the name of a row and of a cell"),
+        (
+            [],
+            {"rows": LANDMARK, "grid": {"retrieval.k": [1]}, "figure": "heatmap"},
+            "a grid of two axes, here it has 1",
+        ),
+        *(
+            ([], {"rows": LANDMARK, "grid": grid}, message)
+            for grid, message in (
+                ({"retrieval.k": []}, "grid: retrieval.k: .* must be a list of different values"),
+                ({"retrieval.k": [2, 2]}, "must be a list of different values"),
+                (
+                    {"memory.blocks": [4], "retrieval.k": [8]},
+                    "row blocks4_k8: memory.blocks=4: is less than retrieval.k",
+                ),
+                ({"retrieval.scorer": ["best"]}, "row scorerbest: retrieval.scorer=best: must be one of"),
+            )
+        ),
     ],
 )
-def test_grid_that_makes_no_sense_is_refused(chosen, grid, message):
+def test_rows_that_make_no_sense_are_refused(chosen, overrides, given, message):
     with pytest.raises(UserError, match=message):
-        chosen(rows={"a": "model=landmark"}, grid=grid)
-
-
-def test_heatmap_needs_two_axes(chosen):
-    with pytest.raises(UserError, match="figure=heatmap: needs a grid of two axes, here it has 1"):
-        chosen(rows={"a": "model=landmark"}, grid={"retrieval.k": [1, 2]}, figure="heatmap")
-
-
-def test_cell_named_as_a_row_is_refused(chosen):
-    with pytest.raises(UserError, match="k1 is the name of a row and of a cell"):
-        chosen(rows={"k1": "model=landmark"}, grid={"retrieval.k": [1, 2]})
+        chosen(*overrides, **given)
 
 
 def test_a_row_starts_from_the_run_of_another(composer):

@@ -77,17 +77,14 @@ class ModelConfig:
     # Token, or mean: plus the mean of the block's keys; null: token.
     landmark_key: str | None = setting(None, kind="landmark")
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
-    # From the paper's gates (0) to one softmax (1); null: 0.
-    alpha: float | None = setting(None, kind="landmark")
-    # See later tokens too, and predict hidden ones, 15 %; null: false.
-    masked: bool | None = setting(None, extension=True)
+    alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
+    masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
     # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
     fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
     levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
-    # Of each layer but the first, begin as induction heads; null: none.
-    induction_heads: int | None = setting(None, least=1)
+    induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
 
@@ -100,11 +97,9 @@ class DataConfig:
     cache: str = "${output}/data"  # folder of the prepared streams
     max_documents: int | None = None  # the first documents of each split; null: all
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
-    # Text: shares of training windows with repeats, from first step to last.
-    repeats: list[float] | None = setting(None, least=0, most=1)
+    repeats: list[float] | None = setting(None, least=0, most=1)  # text: shares of windows with repeats, first to last
     tasks: float | None = setting(None, above=0, most=1)  # text: share of training windows that are RULER's tasks on it
-    # Text: share of training windows that are pass keys; null: none.
-    passkeys: float | None = setting(None, above=0, most=1)
+    passkeys: float | None = setting(None, above=0, most=1)  # text: share of training windows that are pass keys
     needles: int = setting(1, least=1)  # passkey: keys in a prompt, of which one is asked for
     pairs: int = setting(8, least=1)  # mqar: pairs of a key and a value in a text
 
@@ -126,12 +121,10 @@ class TrainConfig:
     batch_size: int = setting(MISSING, least=1)
     micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
-    # Landmark: earlier blocks that a query attends to, drawn for each step; null: all.
-    k: list[int] | None = setting(None, least=1)
+    k: list[int] | None = setting(None, least=1)  # landmark: earlier blocks that a query sees, drawn for each step
     # Read at a time, with a memory; null: all.
     local: int | None = setting(None, least=1, kind="landmark", extension=True)
-    # Of Muon, for the matrices of linear layers, where the others have max_lr; null: AdamW trains all.
-    muon_lr: float | None = setting(None, above=0)
+    muon_lr: float | None = setting(None, above=0)  # of Muon, for matrices of linear layers; null: AdamW trains all
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)
     final_lr: float = setting(4e-4, above=0)
@@ -151,12 +144,9 @@ class TrainerConfig:
     accelerator: str = one_of("auto", "cpu", "gpu", "cuda")
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     strategy: str = one_of("auto", "ddp", "fsdp")
-    # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
-    threads: int | None = setting(None, least=1, most=MOST_THREADS)
+    threads: int | None = setting(None, least=1, most=MOST_THREADS)  # null: OMP_NUM_THREADS, or the cores
     compile: bool = False  # training: torch.compile makes few kernels of what is not attention
-    # Minutes after which a command ends: a training with a checkpoint, and no row begins that would last longer; null:
-    # none.
-    budget: float | None = setting(None, above=0)
+    budget: float | None = setting(None, above=0)  # minutes after which a command ends, a training with a checkpoint
 
 
 @dataclass
@@ -202,8 +192,7 @@ class EvalConfig:
     span: int = setting(4096, least=1)  # tokens of such a span
     batch_size: int | None = setting(None, least=1)
     prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
-    # Tokens generated after a prompt; null: of a task as published, else 10.
-    generated: int | None = setting(None, least=1)
+    generated: int | None = setting(None, least=1)  # after a prompt; null: as published, else 10
     # In place of perplexity answers to `prompts` questions, `prompts` segments on which to look back, or the blocks of
     # `prompts` sentences, ranked; or beside it the distinct blocks that the last chunk but one retrieves.
     task: str | None = one_of(None, *QUESTIONS, COPY, UNIQUE_BLOCKS, *(f"rank_by_{name}" for name in RANKERS))

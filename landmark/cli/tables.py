@@ -17,7 +17,6 @@ from landmark.config.rows import cell_name
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
 from landmark.results import render, tables
-from landmark.results.paper import read_paper
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
@@ -58,16 +57,8 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     note += ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
     if not found:
         raise UserError(note)
-    built = tables.build(
-        config.name,
-        found,
-        paper=read_paper(config.name),
-        comparisons=config.compare,
-        figure=config.figure,
-        cells={row.name: row.cell for row in command.rows if row.cell is not None},
-        asked=names,
-        panels=config.panels,
-    )
+    cells = {row.name: row.cell for row in command.rows if row.cell is not None}
+    built = tables.of_experiment(config, found, cells, names)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")
     folder, launch = command.runner.output / "tables", launch_id(config, command.overrides)

@@ -25,7 +25,6 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import held_lock, name_in_errors, sealed, sync_folder, write_json
 from landmark.utils.hardware import cores
-from landmark.utils.progress import bar_width
 
 _CAPACITY = 2_000_000  # characters in memory per core
 _LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
@@ -151,7 +150,7 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         total=source.num_bytes(split),
         unit="B",
         unit_scale=True,
-        ncols=bar_width(),
+        dynamic_ncols=True,
         disable=not progress,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )

@@ -62,16 +62,7 @@ def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool
 def _section(launch: Launch, rows: Mapping[str, list[Record]]) -> Values:
     from landmark.results import figures
 
-    table = tables.build(
-        launch.experiment,
-        rows,
-        paper=paper.read_paper(launch.experiment),
-        comparisons=launch.config.compare,
-        figure=launch.config.figure,
-        panels=launch.config.panels,
-        cells=launch.cells,
-        asked=list(launch.rows),
-    )
+    table = tables.of_experiment(launch.config, rows, launch.cells, list(launch.rows))
     title, claim = _claim(launch.experiment)
     return {
         "title": title,

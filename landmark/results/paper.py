@@ -23,12 +23,9 @@ def folder_of_experiment(name: str) -> Path:
     return own / "experiments" / name if own and (own / "experiments" / name).is_dir() else EXPERIMENTS / name
 
 
-def read_paper(name: str, folder: Path | None = None) -> list[dict[str, str]]:
-    """The paper's rows of an experiment, empty where there are none. Raises UserError where a column is missing.
-
-    folder: of the experiments (None: where this one is).
-    """
-    path = (folder / name if folder else folder_of_experiment(name)) / "paper.csv"
+def read_paper(name: str) -> list[dict[str, str]]:
+    """The paper's rows of an experiment, empty where there are none. Raises UserError where a column is missing."""
+    path = folder_of_experiment(name) / "paper.csv"
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from landmark.config.schema import PanelConfig
+from landmark.config.schema import Config, PanelConfig
 from landmark.results.columns import Record, Source, TableRow
-from landmark.results.paper import published
+from landmark.results.paper import published, read_paper
 from landmark.utils.errors import UserError
 from landmark.utils.measured import kind_of
 from landmark.utils.significance import Difference, paired_difference
@@ -131,6 +131,14 @@ def build(
         asked=asked,
         model=_model([record for records in rows.values() for record in records]),
     )
+
+
+def of_experiment(
+    config: Config, rows: Mapping[str, Sequence[Record]], cells: Mapping[str, Mapping[str, str]], asked: Sequence[str]
+) -> Table:
+    """The table of an experiment's configuration beside the paper's numbers. Raises UserError as `build`."""
+    paper = read_paper(config.name)
+    return build(config.name, rows, paper, config.compare, config.figure, cells, asked, config.panels)
 
 
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:

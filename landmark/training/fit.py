@@ -3,8 +3,6 @@
 import logging
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +68,8 @@ def train(
         tokens_per_step=settings.batch_size * settings.length,
         flops_per_token=training_flops_per_token(model, config),
     )
-    with _quiet_lightning(), Interruption(settings.log_every, deadline) as interruption:
+    _quiet_lightning()
+    with Interruption(settings.log_every, deadline) as interruption:
         trainer = _trainer(
             config,
             run_dir,
@@ -139,18 +138,8 @@ def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """A context without Lightning's messages on hardware, workers and itself."""
-    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
+def _quiet_lightning() -> None:
+    """Silence Lightning's messages on hardware, workers and itself."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+    warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec).*")

@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from landmark.training.lightning_module import ends_step
 from landmark.training.measurement_callback import MeasurementCallback
-from landmark.utils.progress import bar_width
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -38,7 +37,7 @@ class ProgressCallback(Callback):
                 total=self.measurements.steps,
                 initial=trainer.global_step,
                 unit="step",
-                ncols=bar_width(),
+                dynamic_ncols=True,
                 file=self.stream,
             )
         else:

@@ -1,17 +1,11 @@
 """A progress bar for evaluations."""
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable
 
 from landmark.utils.errors import OutOfTime
-
-
-def bar_width() -> int:
-    """Columns of a bar as wide as the terminal, also of one that says it has none."""
-    return shutil.get_terminal_size((120, 24)).columns
 
 
 class ProgressBar:

@@ -76,16 +76,8 @@ def test_status_of_all_experiments(here):
     assert list(here.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("+experiment=quickstart", "row=plain_512,landmark_2048"),
-        ("data=stdlib", "tokenizer=bytes", "size=nano", "model=landmark", "retrieval.k=1,2"),
-    ],
-    ids=["rows", "settings"],
-)
-def test_a_sweep_works_on_each(here, words):
-    done = here("-m", "task=plan", *words)
+def test_a_sweep_works_on_each(here):
+    done = here("-m", "task=plan", "+experiment=quickstart", "row=plain_512,landmark_2048")
     assert done.code == 0
     assert done.out.count("missing: 1 run, 1 row") == 2
 

@@ -117,7 +117,6 @@ def test_a_plain_transformer_reads_both(ask):
         (["prompt=''"], "prompt 0 is empty"),
         (["prompt_file=/dev/zero"], r"prompt_file=/dev/zero: is a device, name a file \(- for standard input\)"),
         (["prompt=hello", "generate.stop=[end]"], "generate.stop: 'end' is 3 tokens of tokenizer=bytes"),
-        (["prompt=hello", "run=nowhere"], "run=nowhere: no such run, .*/runs has no run"),
     ],
 )
 def test_bad_input_is_refused(ask, overrides, said):

@@ -130,13 +130,6 @@ def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     assert {file.name for file in folder.glob("*_result.pkl")} == {"7_0_result.pkl", "7_1_result.pkl"}
 
 
-def test_joblib_works_on_each(tmp_path):
-    arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_2048"]
-    done = start(*arguments, "hydra/launcher=joblib")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("missing: 1 run, 1 row") == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_of_joblib_end_with_the_command(tmp_path, number):
     long = ["train.steps=100000", "train.log_every=1", "train.validate_every=100000", "task=train"]

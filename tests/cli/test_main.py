@@ -15,22 +15,22 @@ from landmark.utils.errors import Diverged, UserError
 from tests.configurations import compose_conf
 
 
-def test_table_trains_each_run_once_and_evaluates_each_row(work, capsys):
+def test_table_trains_each_run_once_and_evaluates_each_row_and_a_second_start_only_renders(work, capsys):
     work("+experiment=table1_pg19")
     assert work.trained == ["transformer", "landmark", "transformer_xl"]
     assert len(work.evaluated) == 13
-    assert "16.32" in capsys.readouterr().out
-    assert {path.suffix for path in (work.output / "tables" / "table1_pg19").iterdir()} == {".csv", ".md", ".png"}
-
-
-def test_second_start_only_renders(work, capsys):
-    work("+experiment=table1_pg19")
     first = capsys.readouterr().out
+    assert "16.32" in first
+    assert {path.suffix for path in (work.output / "tables" / "table1_pg19").iterdir()} == {".csv", ".md", ".png"}
     work("+experiment=table1_pg19")
     assert (work.trained, work.evaluated) == ([], [])
     second = capsys.readouterr().out
     assert first[first.index("table1_pg19:") : first.index("written")] in second
     assert "0 of 13 rows evaluated now" in second
+    work("+experiment=table2_granularity")  # which shares its run and three rows with Table 1
+    assert work.trained == []
+    assert [name for name in work.evaluated if name.startswith("per_token_and_head")] == []
+    assert len(work.evaluated) == 6
 
 
 def test_interrupted_table_goes_on_where_it_stopped(work):
@@ -79,13 +79,10 @@ def test_one_row_trains_and_evaluates_only_what_it_needs(work):
     assert not (work.output / "tables").exists()
 
 
-def test_rows_of_two_experiments_with_the_same_settings_are_one(work):
+def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(work):
     work("+experiment=table1_pg19", "row=plain_512", "train.steps=5")
     work("+experiment=ablation_retrieval", "row=full_512", "train.steps=5")
     assert (work.trained, work.evaluated) == ([], [])
-
-
-def test_configuration_alone_is_a_row(work):
     work("model=landmark", "retrieval.k=2", "eval.length=1024")
     work("model=landmark", "retrieval.k=3", "eval.length=1024", "name=other")
     assert (work.trained, work.evaluated) == ([], ["other"])
@@ -100,22 +97,40 @@ def test_seeds_train_a_run_each(work, capsys):
 
 def test_a_training_of_days_on_a_cpu_is_asked_for(work):
     endless = ("model=transformer", "train.steps=10000000")
-    said = r"10,000,000 steps of 4 × 512 .* h on this CPU .* on one H100\): choose size=nano, or trainer=cpu"
-    with pytest.raises(UserError, match=said):
-        work(*endless, "trainer=auto")
-    assert not (work.output / "runs").exists()
     work(*endless, "trainer=cpu")
     assert work.trained == ["transformer"]
     work(*endless, "eval.length=300")  # needs no training
     assert len(work.evaluated) == 1
 
 
-def test_a_run_to_start_from_is_not_trained_for_days_either(work):
-    rows = ["+rows.long='model=llama train.steps=10000000'"]
-    rows += ["+rows.next='model=llama_landmark start=long train.steps=5'"]
-    with pytest.raises(UserError, match=r"10,000,000 steps of 4 × 512 .* h on this CPU"):
-        work(*rows, "row=next", "trainer=auto")
-    assert not (work.output / "runs").exists()
+DAYS = r"10,000,000 steps of 4 × 512 .* h on this CPU"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model=landmark eval.length=100000 eval.span=100000", "longer than the split"),
+        (
+            "model=landmark eval.task=copy eval.length=8000",
+            r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.task",
+        ),
+        ("model=transformer train.steps=10000000 trainer=auto", rf"{DAYS} .* on one H100\): choose size=nano,"),
+        ("+rows.next='model=llama_landmark start=long train.steps=5' row=next trainer=auto", DAYS),
+        (
+            "model=transformer trainer=ddp trainer.accelerator=cpu trainer.devices=3",
+            r"batch_size=4 cannot be shared evenly by 3 devices: set trainer\.devices",
+        ),
+        ("+experiment=quickstart data=pg19 task=generate prompt=a", "task=generate: 6 rows, choose one with row="),
+        ("model=landmark run=.", "run.json does not exist"),
+        ("+experiment=table1_pg19 task=table", "13 of 13 rows have no record yet"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_trained(work, words, said):
+    words = [words] if "+rows" not in words else ["+rows.long='model=llama train.steps=10000000'", words]
+    words = [word for each in words for word in re.findall(r"(?:[^\s']|'[^']*')+", each)]
+    with pytest.raises(UserError, match=said):
+        work(*words)
+    assert (work.trained, (work.output / "runs").exists(), (work.output / "tables").exists()) == ([], False, False)
 
 
 def test_task_train_evaluates_nothing(work):
@@ -187,50 +202,14 @@ def test_run_whose_weights_are_gone_is_trained_again(work):
     assert (work.trained, len(work.evaluated)) == (["transformer"], 1)
 
 
-def test_record_cut_short_stops_with_its_name(work):
-    work("model=transformer")
-    (record,) = (work.output / "records" / "rows").iterdir()
-    record.write_text(record.read_text()[:100])
-    with pytest.raises(UserError, match=rf"{record.name} is not valid JSON, cut short"):
-        work("model=transformer")
-
-
-def test_evaluation_longer_than_the_split_is_refused_before_training(work):
-    with pytest.raises(UserError, match="longer than the split"):
-        work("model=landmark", "eval.length=100000", "eval.span=100000")
-    assert work.trained == []
-
-
-def test_a_probe_that_does_not_fit_is_refused_before_training(work):
-    said = r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.task"
-    with pytest.raises(UserError, match=said):
-        work("model=landmark", "eval.task=copy", "eval.length=8000")
-    assert work.trained == []
-
-
 def test_trained_folder_can_be_evaluated_anywhere(work, tmp_path):
     work("model=landmark", "task=train")
     (folder,) = (work.output / "runs").iterdir()
     shutil.move(folder, tmp_path / "given")
     work("model=landmark", f"run={tmp_path / 'given'}", f"output={tmp_path / 'new'}")
     assert (work.trained, len(work.evaluated)) == ([], 1)
-
-
-def test_folder_of_another_configuration_is_refused_with_the_difference(work):
-    work("model=landmark", "task=train")
-    (folder,) = (work.output / "runs").iterdir()
     with pytest.raises(UserError, match=r"another configuration: model\.block_size: 32 here, 50 there"):
-        work("model=landmark", "model.block_size=32", f"run={folder}")
-
-
-def test_a_text_is_read_by_one_model(work):
-    with pytest.raises(UserError, match="task=generate: 6 rows, choose one with row="):
-        work("+experiment=quickstart", "data=pg19", "task=generate", "prompt=a")
-
-
-def test_folder_that_is_no_run_is_refused(work, tmp_path):
-    with pytest.raises(UserError, match="run.json does not exist"):
-        work("model=landmark", f"run={tmp_path}")
+        work("model=landmark", "model.block_size=32", f"run={tmp_path / 'given'}")
 
 
 def test_record_says_where_it_comes_from(work):
@@ -280,12 +259,6 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
         runner.train_here(config, tmp_path, "run", None, {}, inputs=Inputs())
 
 
-def test_uneven_shares_are_refused_before_anything_is_trained(work):
-    with pytest.raises(UserError, match=r"batch_size=4 cannot be shared evenly by 3 devices: set trainer\.devices"):
-        work(*TOGETHER, "trainer.devices=3")
-    assert not (work.output / "runs").exists()
-
-
 def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
     for row in ("plain_512", "landmark_2048_k4"):
         work("+experiment=table1_pg19", f"row={row}")
@@ -305,17 +278,13 @@ def test_a_damaged_record_is_named_and_not_called_missing(work, capsys):
     (record,) = (work.output / "records" / "rows").iterdir()
     record.write_text(record.read_text()[:100])
     capsys.readouterr()
+    with pytest.raises(UserError, match=rf"{record.name} is not valid JSON, cut short"):
+        work("+experiment=quickstart", "data=pg19", "row=plain_512")
     with pytest.raises(UserError, match="6 of 6 rows have no record yet"):
         work("+experiment=quickstart", "data=pg19", "task=table")
     assert f"{record.name} is not valid JSON, cut short" in capsys.readouterr().out
     work("+experiment=quickstart", "data=pg19", "task=status")
     assert f"{record.name} is not valid JSON, cut short" in capsys.readouterr().out
-
-
-def test_table_of_nothing_is_refused_and_makes_nothing(work):
-    with pytest.raises(UserError, match="13 of 13 rows have no record yet"):
-        work("+experiment=table1_pg19", "task=table")
-    assert not work.output.exists()
 
 
 def test_only_the_first_of_many_missing_rows_are_named(work, monkeypatch):
@@ -335,14 +304,6 @@ def test_part_of_a_grid_is_evaluated_without_a_table(work):
     work("+experiment=sweep_k_local")
     assert len(work.evaluated) == 9
     assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()
-
-
-def test_table_2_shares_its_run_and_three_rows_with_table_1(work):
-    work("+experiment=table1_pg19")
-    work("+experiment=table2_granularity")
-    assert work.trained == []
-    assert [name for name in work.evaluated if name.startswith("per_token_and_head")] == []
-    assert len(work.evaluated) == 6
 
 
 def test_every_task_of_the_schema_is_carried_out():

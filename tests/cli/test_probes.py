@@ -108,40 +108,6 @@ def test_rows_of_the_same_stretches_are_compared(output):
     assert "other: landmark_96 and books_96 were not measured on the same text" in text
 
 
-def test_a_probe_is_not_set_beside_the_papers_perplexity(records):
-    books, probe = records["books_96"], records["landmark_96"]
-    paper = {"eval_length": "96", "local": "96", "model": "landmark", "k": "4", "granularity": "per_token_and_head"}
-    paper |= {"block_size": "50", "cache": "", "blocks": "", "dataset": "pg19", "perplexity_paper": "16.2"}
-    table = tables.build("t", {"books": [books], "probe": [probe]}, [paper])
-    assert [row.paper for row in table.rows] == [16.2, None]
-
-
-@pytest.mark.parametrize(
-    ("figure", "names", "titles"),
-    [
-        ("lines", ["plain_96", "landmark_96", "landmark_240"], [["Loss on a text, and when it is repeated"]]),
-        (
-            "rows",
-            ["plain_96", "landmark_96", "landmark_240", "books_96"],
-            [
-                ["Which blocks the tokens retrieve: landmark_240"],
-                ["Loss on a text, and when it is repeated"],
-                ["Perplexity"],  # of the row without a probe
-            ],
-        ),
-    ],
-)
-def test_pictures_show_what_rows_with_a_probe_measured(records, figure, names, titles, tmp_path):
-    from landmark.results.figures import panels
-
-    table = tables.build("t", {name: [records[name]] for name in names}, figure=figure)
-    drawn = panels(table)
-    assert [[panel.title for panel in line] for line in drawn] == titles
-    if figure == "lines":
-        assert len(drawn[0][0].chart.data.values) == len(names) * 2
-    assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
-
-
 def test_several_seeds_have_a_mean_and_a_deviation(records):
     def seed(**results):
         return records["landmark_96"] | {"results": records["landmark_96"]["results"] | results}

@@ -238,7 +238,7 @@ prepare("pg19", Waiting(), sys.argv[1], path=sys.argv[2], progress=False)
 
 
 def test_killed_half_way_it_begins_anew(many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, caplog):
-    """By a call that was waiting meanwhile. tests/kills.py kills it anywhere, before a next call."""
+    """By a call that was waiting meanwhile. tests/test_kills.py kills it anywhere, before a next call."""
     cache, corpora, pipes = tmp_path / "cache", [], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
     def one() -> None:

@@ -51,7 +51,7 @@ DAMAGED = [  # what reads which file, its content, what is said
     ),
     *(
         (read_json, "a.json", text, " is not valid JSON")
-        for text in ("[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\udcff")
+        for text in ("", '{"a": 1', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\udcff")
     ),
     (lambda path: read_json(path.parent), "a.json", "{}", "is no file, but a folder"),
     *(
@@ -127,7 +127,7 @@ EDITS = {  # of a record that stays JSON
 
 
 class Stopped(BaseException):
-    """Ends the writing of a file at a rename. tests/kills.py sends SIGKILL at every change of a file."""
+    """Ends the writing of a file at a rename. tests/test_kills.py sends SIGKILL at every change of a file."""
 
 
 def damage(path: Path, how: str) -> None:

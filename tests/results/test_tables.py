@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from landmark.results import render
+from landmark.results import paper, render
 from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
@@ -48,7 +48,7 @@ def table1():
     "override",
     [
         *("retrieval.scorer=recent", "retrieval.rerank=16", "model.block_size=32", "retrieval=per_head"),
-        *("data=stdlib", "memory.blocks=9"),
+        *("data=stdlib", "memory.blocks=9", "eval.task=copy"),
     ],
 )
 def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_record, published, override):
@@ -123,13 +123,14 @@ def test_comparison_says_whether_two_standard_errors_are_passed(nats, error, ver
 
 
 def test_papers_without_a_column_or_with_the_same_settings_twice_are_refused(
-    configure, make_record, published, tmp_path
+    configure, make_record, published, tmp_path, monkeypatch
 ):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "paper.csv").write_text("dataset,model\npg19,landmark\n")
+    monkeypatch.setattr(paper, "EXPERIMENTS", tmp_path)
     with pytest.raises(UserError, match="column block_size, eval_length"):
-        read_paper("x", tmp_path)
-    assert read_paper("y", tmp_path) == []
+        read_paper("x")
+    assert read_paper("y") == []
     record = make_record(configure("model=transformer"), "a", 10.0)
     with pytest.raises(UserError, match="2 rows with the same settings"):
         build("t", {"a": [record]}, [*published, *published])

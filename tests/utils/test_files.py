@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from landmark.utils import files
-from landmark.utils.errors import UserError
 
 
 def test_json_round_trip_keeps_the_order_of_keys(tmp_path: Path):
@@ -42,16 +41,6 @@ def test_written_files_have_ordinary_permissions(tmp_path: Path):
     files.write_atomic(tmp_path / "atomic", b"")
     (tmp_path / "ordinary").write_bytes(b"")
     assert stat.S_IMODE((tmp_path / "atomic").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
-
-
-@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff"])
-def test_json_cut_short_names_the_file(tmp_path: Path, content: bytes):
-    file = tmp_path / "record.json"
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=r"record\.json is not valid JSON"):
-        files.read_json(file)
-    with pytest.raises(UserError, match="does not exist"):
-        files.read_json(tmp_path / "absent.json")
 
 
 def test_hash_of_a_file(tmp_path: Path):

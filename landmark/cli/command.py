@@ -18,10 +18,21 @@ from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
 from landmark.experiment.launches import Launch, launched
 from landmark.experiment.records import Contents, Record
 from landmark.experiment.runner import Runner
+from landmark.results.columns import COLUMNS, Source, TableRow
 from landmark.results.tables import check_figure
 from landmark.utils.errors import Diverged, OutOfTime, UserError, counted
 from landmark.utils.trust import words_of_others
 
+_SAID = (
+    "perplexity",
+    "bits_per_byte",
+    "first_copy",
+    "second_copy",
+    "recall",
+    "accuracy",
+    "recall_at_1",
+    "recall_at_10",
+)
 _OF_A_TASK = ("task", "output", "logger", "trainer")
 
 
@@ -209,23 +220,10 @@ class Command:
 
 
 def summary(record: Record, is_new: bool) -> str:
-    """What a row measured, in some words. is_new: whether it was evaluated now."""
-    results = record["results"]
-    how = f"{results['seconds']:.0f} s" if is_new else "from its record"
-    if "recall_at_10" in results:
-        recall = f"{100 * results['recall_at_1']:.2f} % first, {100 * results['recall_at_10']:.2f} % among ten"
-        return f"of {results['prompts']} texts {recall}, {how}"
-    if "accuracy" in results:
-        if any(share % 1 for share in results["correct"]):  # prompts with several answers
-            return f"{100 * results['accuracy']:.1f} % of the answers to {results['prompts']} prompts given, {how}"
-        return f"{sum(results['correct']):.0f} of {results['prompts']} prompts answered, {how}"
-    if "second_copy" in results:
-        return f"first copy {results['first_copy']:.4f}, second {results['second_copy']:.4f} nats a token, {how}"
-    if "recall" in results:
-        return f"{100 * results['recall']:.1f} % of {results['tokens']} values recalled, {how}"
-    error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
-    bits = f"{results['bits_per_byte']:.4f} bits/byte" if "bits_per_byte" in results else "of hidden tokens"
-    return f"perplexity {results['perplexity']:.2f}{error}, {bits}, {how}"
+    """What a row measured, in the words of its table. is_new: whether it was evaluated now."""
+    row = TableRow.of(Source(record["labels"]["row"], [record], {}, "", None))
+    said = [f"{COLUMNS[key].title.partition(',')[0]} {row.cell(key)}" for key in _SAID if row.cell(key) != "-"]
+    return ", ".join([*said, f"{record['results']['seconds']:.0f} s" if is_new else "from its record"])
 
 
 def _check_output(folder: Path) -> None:

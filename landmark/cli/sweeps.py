@@ -1,8 +1,7 @@
 """Sweeps of `-m`, and the launchers that carry out their jobs beside each other.
 
-All jobs are checked before the first begins, and one that fails does not end the others. A value that has no effect on
-a job, as `retrieval.k` on `model=transformer`, is left out of it; of jobs that are then the same, one is done. Each job
-is named by its values of what is swept.
+All jobs are checked before the first begins, and one that fails does not end the others. Each job is named by its
+values of what is swept.
 
 `hydra/launcher` (joblib, submitit_slurm or submitit_local) and its settings are read from the command line alone. They
 are numbers and short texts: what would be a line of a script, a folder or code is no setting.
@@ -31,8 +30,7 @@ from landmark.config import Config, to_config
 from landmark.config.command_line import PROGRAM, StartedJob, begin, is_of_hydra
 from landmark.config.composer import Composer, one_line, parse
 from landmark.config.rows import cell_name, compose_job, named
-from landmark.config.schema import GROUPS
-from landmark.utils.errors import NoEffect, UserError, counted, in_one_line
+from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.team import started_together
 from landmark.utils.trust import check_plain
 
@@ -271,46 +269,17 @@ def _checked_jobs(overrides: Sequence[Override], swept: Collection[str], compose
         else [each.input_line or ""]
         for each in overrides
     ]
-    asked = [list(words) for words in itertools.product(*choices)]
-    kept: dict[tuple[str, ...], list[str]] = {}
-    faults, left_out = {}, dict[str, None]()
+    asked, faults = [list(words) for words in itertools.product(*choices)], {}
     for job in asked:
-        words, fault, without = _applying(job, swept, composer)
-        left_out |= dict.fromkeys(without)
-        if fault is not None:
-            faults[_varied(words, swept)] = one_line(fault)
-        kept.setdefault(tuple(words), words)
+        try:
+            Command.of(to_config(composer(job)), job)
+        except (HydraException, OmegaConfBaseException, UserError) as error:
+            faults[_varied(job, swept)] = one_line(error)
     if faults:
         said = "; ".join(f"{words}: {message}" for words, message in list(faults.items())[:_SHOWN])
         more = "; …" if len(faults) > _SHOWN else ""
         raise UserError(f"{len(faults)} of {len(asked)} jobs cannot start, so none was: {said}{more}")
-    for message in left_out:
-        print(f"{message}: left out there")
-    if len(kept) < len(asked):
-        print(f"{len(asked)} jobs were asked for; {len(kept)} differ, and each is done once")
-    return list(kept.values())
-
-
-def _applying(
-    job: list[str], swept: Collection[str], composer: Composer
-) -> tuple[list[str], Exception | None, list[str]]:
-    """A job without the swept values that have no effect on it, why it cannot start, and what has no effect."""
-    left_out: list[str] = []
-    while isinstance(fault := _fault(job, composer), NoEffect):
-        useless = [word for word in job if _key(word) in swept and _sets(_key(word), fault.key)]
-        if not useless:
-            break
-        left_out.append(str(fault))
-        job = [word for word in job if word not in useless]
-    return job, fault, left_out
-
-
-def _fault(job: list[str], composer: Composer) -> Exception | None:
-    try:
-        Command.of(to_config(composer(job)), job)
-    except (HydraException, OmegaConfBaseException, UserError) as error:
-        return error
-    return None
+    return asked
 
 
 def _end(failed: dict[str, Outcome]) -> None:
@@ -325,9 +294,3 @@ def _end(failed: dict[str, Outcome]) -> None:
 def _key(word: str) -> str:
     """The key of an override, with its + where it has one."""
     return word.partition("=")[0]
-
-
-def _sets(given: str, key: str) -> bool:
-    """Whether an override of `given`, a key or a group of a key or two as `cmt`, is what sets `key`."""
-    given = given.lstrip("+")
-    return given == key or (given in GROUPS and key.startswith(f"{given}."))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
-from landmark.utils.errors import NoEffect, UserError
+from landmark.utils.errors import UserError
 from landmark.utils.extensions import find_extension, hooks
 from landmark.utils.setting import check_value
 
@@ -216,25 +216,25 @@ def check_grid(config: Config) -> None:
         raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid)}")
 
 
-def unused(keys: Iterable[str], configs: Sequence[Config]) -> NoEffect | None:
+def unused(keys: Iterable[str], configs: Sequence[Config]) -> UserError | None:
     """An error that names the first key that none of the configurations reads; None where each has an effect."""
     for key in keys:
         for read in READ_BY:
             if any(key == own or key.startswith(f"{own}.") for own in read.keys) and not any(map(read.holds, configs)):
                 kinds = ", ".join(dict.fromkeys(config.model.kind for config in configs))
                 place = f"on model={kinds}" if read.needs.startswith("model=") else "here"
-                return NoEffect(f"{key} has no effect {place}: it is for {read.needs}", key)
+                return UserError(f"{key} has no effect {place}: it is for {read.needs}")
     return None
 
 
 def _check_needed(config: Config, needed: Iterable[Read]) -> None:
-    """Raise NoEffect for a value other than the default, and other than none at all, that has no effect."""
+    """Raise UserError for a value other than the default, and other than none at all, that has no effect."""
     usual = Config()
     for read in needed:
         for key in () if read.holds(config) else read.keys:
             value = value_of(config, key)
             if value != value_of(usual, key) and value is not None and value is not False and value != 0:
-                raise NoEffect(f"{key}={value}: is for {read.needs}", key)
+                raise UserError(f"{key}={value}: is for {read.needs}")
 
 
 def _check_values(group: Any, prefix: str = "") -> None:

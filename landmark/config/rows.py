@@ -178,7 +178,7 @@ def is_part(config: Config, overrides: Sequence[str]) -> bool:
 
 
 def _check_own(config: Config, overrides: Sequence[str]) -> None:
-    """Raise NoEffect where a row sets a key that has no effect on it. overrides: those that it has itself."""
+    """Raise UserError where a row sets a key that has no effect on it. overrides: those that it has itself."""
     if fault := unused([override.key_or_group for override in parse(overrides)], [config]):
         raise fault
 

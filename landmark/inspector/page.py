@@ -19,7 +19,6 @@ from landmark.evaluation.generation import prompt_texts
 from landmark.inspector.trace import Trace, trace_retrieval
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
-from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.html_page import self_contained_page
 
@@ -39,7 +38,7 @@ def inspect_text(
     """Read `prompt_file` and `prompt`, and write `inspect/NAME.html` below `output`. Returns a line that describes it.
 
     progress: called with the number of tokens read and of all tokens. Raises UserError if the text cannot be read or
-    traced, or the page cannot be written.
+    traced.
     """
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     tokens = np.concatenate([np.array(tokenizer.beginning, dtype=tokens.dtype), tokens])
@@ -49,10 +48,7 @@ def inspect_text(
         model, tokens, config.eval.local or DEFAULT_CHUNK, **vars(memory_settings(config)), progress=progress
     )
     page = render(trace, tokenizer, title, _settings(model, config, run, tokens))
-    try:
-        write_atomic(path, page)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+    write_atomic(path, page)
     size = len(page.encode()) / 1e6
     return f"{path}: {len(tokens):,} tokens, {len(tokens) // trace.block_size:,} blocks, {size:.1f} MB"
 

@@ -28,14 +28,6 @@ class OutOfTime(UserError):
     code = 124
 
 
-class NoEffect(UserError):
-    """A setting that has no effect here. key: its name."""
-
-    def __init__(self, message: str, key: str) -> None:
-        super().__init__(message)
-        self.key = key
-
-
 class Stopped(SystemExit):
     """A signal ended a training after its checkpoint was written. The exit code is 128 + the signal's number."""
 

@@ -1,4 +1,4 @@
-"""400 bad commands and 400 damaged files, drawn anew: none ends in a traceback, with a wrong number, or never.
+"""200 bad commands and 200 damaged files, drawn anew: none ends in a traceback, with a wrong number, or never.
 
 A failure names the seed, and ATTACK_SEED=… draws the same again.
 """
@@ -33,7 +33,7 @@ from tests.configurations import compose_conf
 from tests.saved import hash_again, saved_run
 from tests.workplace import Workplace
 
-COUNT, SECONDS = 400, 120  # of each kind; after which a case counts as one that never ends
+COUNT, SECONDS = 200, 120  # of each kind; after which a case counts as one that never ends
 SEED = int(os.environ.get("ATTACK_SEED", random.randrange(10**6)))
 VALUES = ("nan", "inf", "-inf", "-1", "0", "1e30", "1e-320", "99999999999999999999", "''", "null", "[]", "[null]")
 VALUES += ("true", "[nan]", "[-1]", "'\udcff'", "nope", "${nope}", "${size}", "${grid}", "???", "0.5", "'a/../b'", "{}")

@@ -44,15 +44,6 @@ def test_a_sweep_without_an_experiment_ends_in_a_table(tmp_path):
     records = [json.loads(path.read_text()) for path in (tmp_path / "outputs" / "records" / "rows").iterdir()]
     assert {record["labels"]["row"] for record in records} == set(names)  # by which W&B knows them
 
-    both = start(tmp_path, *FREE, "model=transformer,landmark", "retrieval.k=2,1", "eval.local=512")
-    assert both.code == 0, both.err
-    said = both.out.splitlines()
-    assert said[0] == "retrieval.k has no effect on model=transformer: it is for model=landmark: left out there"
-    assert said[1] == "4 jobs were asked for; 3 differ, and each is done once"
-    assert [line.split()[0] for line in said if line.startswith(("transformer  ", "landmark_k"))] == [
-        *("transformer", "landmark_k2", "landmark_k1")
-    ]
-
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path, launcher):

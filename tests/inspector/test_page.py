@@ -144,10 +144,3 @@ def test_bad_input_is_refused(inspect, tmp_path, words, said):
     with pytest.raises(UserError, match=said):
         inspect("task=inspect", "tokenizer=bytes", *words)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
-
-
-def test_a_page_that_cannot_be_written_is_refused(inspect, tmp_path):
-    (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs" / "inspect").touch()
-    with pytest.raises(UserError, match=r"outputs/inspect/book-DIR\.html: cannot be written"):
-        inspect("task=inspect", "tokenizer=bytes", "run=DIR", "prompt_file=book.txt")

@@ -95,10 +95,7 @@ class Command:
         return all(override_key(word).partition(".")[0] in _OF_A_TASK for word in self.overrides)
 
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
-        """The jobs of the rows, checked. rows: others than the command's.
-
-        Raises UserError where one of them cannot be made, before anything is trained.
-        """
+        """The jobs of the rows (None: the command's), checked. Raises UserError where one of them cannot be made."""
         jobs = self.runner.jobs(self.rows if rows is None else rows)
         self.runner.check(jobs)
         return jobs
@@ -150,10 +147,7 @@ class Command:
                 print(f"{corpus.folder}: {sizes or 'nothing to prepare'}")
 
     def train(self) -> None:
-        """Train the runs that the rows need, or the one of them that `run` names.
-
-        Raises UserError where `run` names none of the runs, and where nothing is trained.
-        """
+        """Train the runs that the rows need, or the one that `run` names. Raises UserError where there is none."""
         config = self.config
         rows = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in self.rows]
         runs: dict[str, Run] = {}
@@ -172,10 +166,7 @@ class Command:
             print(f"{run.folder}: {'trained now' if is_new else 'trained before'}")
 
     def evaluate(self) -> Evaluated:
-        """Evaluate the rows, train the runs that they need, and print a line for each row.
-
-        Rows that diverge, or for which the budget is too short, do not end the others.
-        """
+        """Train what is missing, evaluate the rows, and print a line for each. One that fails ends no others."""
         jobs = self.jobs()
         if started().launcher:
             self._check_trained(jobs)

@@ -1,7 +1,6 @@
 """Hydra composes the settings here, and nothing else: it starts no job, instantiates no class, configures no logging.
 
-So what a command line, a folder of settings or a sweep's server says is data. Of Hydra's own settings a command line
-may give those in `landmark.cli.sweeps`, which this program reads itself.
+So what a command line, a folder of settings or a sweep's server says is data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -150,10 +149,7 @@ def _groups(parent: str = "") -> Iterator[str]:
 
 
 def complete(words: Sequence[str]) -> None:
-    """Carry out `install=bash`, `uninstall=bash` or `query=bash`, or the same of another shell that Hydra knows.
-
-    Raises UserError for anything else.
-    """
+    """Carry out `install=bash`, `uninstall=bash` or `query=bash`, or the same of another shell that Hydra knows."""
     plugins = [
         plugin for plugin in Plugins.instance().discover(CompletionPlugin) if issubclass(plugin, CompletionPlugin)
     ]

@@ -38,10 +38,7 @@ _OF_A_REPORT = ("experiment", "output", "row", "run", "seed", "task")
 
 
 def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:
-    """The first sentence on each experiment, by the group that its `about` names, and by its name.
-
-    own: a folder of settings besides those of the package.
-    """
+    """The first sentence on each experiment, by the group that its `about` names, and its name. own: more settings."""
     files = [file for folder in (CONF, own) if folder for file in sorted((folder / "experiment").glob("*.yaml"))]
     texts = {}
     for file in files:
@@ -164,10 +161,7 @@ def show_status(command: Command) -> None:
 
 
 def show_report(command: Command) -> None:
-    """Write the page: of an experiment, the launches with the settings of the command line; else of all.
-
-    Raises UserError where there is nothing to show.
-    """
+    """Write the page: of an experiment, the launches with the command line's settings; else of all."""
     config, records = command.config, command.runner.records
     experiment = config.name if command.is_experiment else None
     contents = records.read_all()

@@ -65,10 +65,7 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 
 def chat(command: Command) -> None:
-    """Answer each line of standard input. Answers go to standard output, all else to standard error.
-
-    Ctrl-C ends an answer, the end of the input the chat, whose memory is then saved where `memory.save` says.
-    """
+    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
     config, inputs = command.only_config(), command.runner.inputs
     check_files(config)
     chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)

@@ -176,10 +176,7 @@ LAUNCHERS = {"basic": Basic, "joblib": Joblib, "submitit_local": SubmititLocal, 
 
 
 def chosen(words: Sequence[str]) -> tuple[Basic, StartedJob]:
-    """The launcher of a command line, and the command without the settings of the launcher.
-
-    Raises UserError for settings of Hydra's that there are not here, or of another type, and for a missing package.
-    """
+    """The launcher of a command line, and the command without its settings. Raises UserError for others of Hydra's."""
     parsed = parse(words)
     own = [each for each in parsed if is_of_hydra(each.key_or_group)]
     name = next((str(each.value()) for each in own if each.key_or_group == _GROUP), "basic")

@@ -99,10 +99,9 @@ def _of_memory(config: Config) -> dict[str, Any]:
 
 
 def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
-    """Everything that decides a row's numbers: the run, how it is read, the evaluated text.
+    """Everything that decides a row's numbers: the run's identity, how it is read, the evaluated split.
 
-    Only settings that matter for the kind of model are part of it. config: with `eval.local` filled in (`resolve` of
-    `landmark.config.checks`). run: identity of the run. stream_sha256: of the evaluated split.
+    Settings that do not matter for the kind of model are left out. config: `resolved` by `landmark.config.checks`.
     """
     kind = config.model.kind
     settings: dict[str, Any] = {

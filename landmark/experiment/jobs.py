@@ -165,11 +165,9 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def job_of(row: Row, config: Config, inputs: Inputs, *, prepare: bool = True) -> Job:
-    """The job of a row and one of its configurations.
+    """The job of a row and one of its configurations. Raises UserError where something that it reads cannot be used.
 
     prepare: whether its corpus is prepared where it is not; else its identities, which are unknown, start with ?.
-
-    Raises UserError where a corpus, a tokenizer or a folder cannot be used.
     """
     if not prepare and inputs.prepared_corpus(config) is None:
         return Job(row.name, config, row.overrides, _unknown_run(config), {}, f"?{row.name}")
@@ -187,10 +185,7 @@ def folder_of(config: Config, inputs: Inputs) -> Path:
 
 
 def run_of(config: Config, inputs: Inputs) -> Run:
-    """The run that a configuration trains, or that its `run` names.
-
-    Raises UserError where `run` names a folder that was trained with another configuration.
-    """
+    """The run that a configuration trains, or that its `run` names. Raises UserError where that is another."""
     if config.run is not None:
         return _given_run(config, find_run(config.run, config.output), inputs)
     start = None

@@ -42,9 +42,8 @@ class Runner:
 
     1. `jobs`: each row of each seed gets its identity, once; corpora are prepared for it.
     2. `check`: whatever can be refused is refused before the first training.
-    3. `evaluate`: a row that has a record is read. Else `train` makes its run unless it is trained, the row is
-       evaluated, and its record written. A lock lets one process at a time make a run or a row; `in_turn` lets another
-       make the rest meanwhile.
+    3. `evaluate`: a row that has a record is read. Else `train` makes its run, and the row is evaluated and recorded.
+       Locks let one process at a time make a run or a row; `in_turn` lets another make the rest meanwhile.
     """
 
     def __init__(self, output: str | Path) -> None:
@@ -55,10 +54,7 @@ class Runner:
         self._checked: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
-        """What the rows need, in their order. What killed processes have left is deleted first.
-
-        Raises UserError where a corpus or a tokenizer cannot be used.
-        """
+        """What the rows need, in their order. What killed processes have left is deleted first."""
         sweep(self.records, {config.data.cache for row in rows for config in row.configs})
         return [job_of(row, config, self.inputs) for row in rows for config in row.configs]
 
@@ -323,10 +319,7 @@ def evaluation_device(config: Config) -> str:
 
 
 def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":
-    """The model in a run's folder, or in that which `model.as_is` names, and its tokenizer, to read or generate with.
-
-    Raises UserError where the run is not trained yet, or has another tokenizer.
-    """
+    """The model in a folder, and its tokenizer. Raises UserError where it is untrained or has another tokenizer."""
     from landmark.models import decoder_config, load
 
     tokenizer = inputs.tokenizer(config)
@@ -345,8 +338,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
 def set_up_processor(config: Config) -> None:
     """Set torch's threads to `trainer.threads`, and on a CPU let oneDNN multiply float32 matrices where it is as exact.
 
-    By default torch takes as many threads as OMP_NUM_THREADS or the cores; processes that train together share the
-    cores of their machine.
+    Processes that train together share the cores of their machine.
     """
     import torch
 

@@ -74,13 +74,10 @@ def _settings(model: LanguageModel, config: Config, run: str, tokens: np.ndarray
 
 
 def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, Any]) -> str:
-    """The page.
+    """The page. settings: facts about the model and the reading that it prints, by name.
 
     Its arrays are little-endian uint16, each as low bytes and then high bytes (which compress better apart), deflated
     together: blocks, weights, cmt_weights (if there is a context miss token) and losses, with the shapes of `Trace`.
-    The browser can show the rest, which is JSON, before it has unpacked them.
-
-    settings: facts about the model and the reading that the page prints, by name.
     """
     arrays = {"blocks": trace.blocks, "weights": _quantized(trace.weights, UNIT)}
     if trace.cmt_weights is not None:

@@ -78,10 +78,7 @@ def _rows(table: Table) -> Lines:
 
 
 def _lines(table: Table, *, by_task: bool = False) -> Lines:
-    """Panels against the length: rows that differ in it are a series.
-
-    by_task: they are named `task-series_length`, and each task has a panel.
-    """
+    """Panels against the length: rows that differ in it are a series. by_task: one each, of `task-series_length`."""
     drawn: Lines = []
     for part, title, value, *more in _kinds(table):
         found: dict[str, dict[str, list[TableRow]]] = {}
@@ -137,10 +134,7 @@ def _panel(
     looks: Mapping[str, Look] | None = None,
     lengths: Sequence[int] = (),
 ) -> Panel | None:
-    """The series that have a value: beside their names, or with looks against the length; None where there are none.
-
-    lengths: those on the axis; without any, series that have one length each stand beside their names.
-    """
+    """The series that have a value: with looks against several lengths, else beside their names."""
     valued = {name: [(row, bar) for row in rows if (bar := _value(table, row, value))] for name, rows in series.items()}
     found = {name: sorted(rows, key=lambda each: each[0].length) for name, rows in valued.items() if rows}
     if not found:

@@ -37,10 +37,8 @@ def read_paper(name: str) -> list[dict[str, str]]:
 
 
 def published(record: dict[str, Any], paper: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The paper's row with a record's settings, or nothing.
+    """The paper's row with a record's settings, or nothing: of what is ours alone, as a second look, it has none.
 
-    The paper has no ablations of the retrieval, no second look, no newest blocks beside the best, no window,
-    no memory at true positions and no probes.
     Raises UserError where two of the paper's rows have the record's settings.
     """
     settings = record["labels"] | record["settings"]

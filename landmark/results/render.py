@@ -41,10 +41,9 @@ def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
 
 
 def as_text(table: Table, width: int | None = None) -> str:
-    """Aligned columns, the header above, notes and comparisons below.
+    """Aligned columns, the header and what all rows share above, notes and comparisons below.
 
-    Settings that all rows share stand above the columns. width: of the terminal, in characters: columns that do not
-    fit are left to the CSV, and named.
+    width: of the terminal, in characters: columns that do not fit are left to the CSV, and named.
     """
     shown, shared = columns(table), {}
     if len(table.rows) > 1:

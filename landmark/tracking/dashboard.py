@@ -50,10 +50,7 @@ COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memo
 
 
 def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
-    """The workspace of the configured project; with `identities`, of these runs alone.
-
-    Raises UserError if wandb-workspaces is missing or the entity is not known.
-    """
+    """The workspace of the project; with `identities`, of these runs alone. Raises UserError if it cannot be made."""
     try:
         from wandb_workspaces import workspaces
     except ImportError as error:

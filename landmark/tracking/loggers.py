@@ -31,9 +31,8 @@ def tensorboard(config: Config, folder: Path) -> list[Logger]:
 class WholeHistory(WandbLogger):
     """Logs a training to its W&B run, with each point once, also after a kill or a stop.
 
-    What earlier attempts logged lacks the last points, which W&B had not written yet, or has points after the
-    checkpoint from which the training goes on. metrics.csv has each step once, so its lines are logged first. Offline,
-    they take the place of the files of earlier attempts. Online, W&B ignores steps that it has.
+    The lines of metrics.csv, which has each step once, are logged first: offline in place of earlier attempts' files,
+    online W&B ignores steps that it has.
     """
 
     def __init__(self, run: "TolerantRun", folder: Path | None) -> None:

@@ -90,11 +90,7 @@ class Interruption:
     """
 
     def __init__(self, every: int, deadline: float = math.inf) -> None:
-        """Handle nothing yet.
-
-        every: steps between checks where there are several devices, because each check takes communication. deadline:
-        seconds of the epoch.
-        """
+        """every: steps between checks of several devices, which communicate. deadline: seconds of the epoch."""
         self.every, self.deadline = every, deadline
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._came: signal.Signals | None = None
@@ -109,10 +105,7 @@ class Interruption:
             signal.signal(each, handler)
 
     def install_handlers(self) -> None:
-        """Replace Lightning's handlers, which communicate between devices in the middle of a step.
-
-        A signal that was ignored before, as Ctrl-C is in a job in the background of a script, is ignored again.
-        """
+        """Replace Lightning's, which communicate in the middle of a step. What was ignored is ignored again."""
         for each, before in self._before.items():
             signal.signal(each, signal.SIG_IGN if before == signal.SIG_IGN else self._note)
 

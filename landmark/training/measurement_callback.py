@@ -23,8 +23,8 @@ from landmark.utils.hardware import peak_memory_bytes
 class MeasurementCallback(Callback):
     """Measures and validates at fixed steps, and logs a row for each. Checkpoints contain its state.
 
-    Lightning's own validation loop is not used, because after resuming it skips the validation at the step of the
-    checkpoint. Losses stay on the device until they are logged, so that no step waits for a copy.
+    After resuming, Lightning's own loop would skip the validation at the step of the checkpoint. Losses stay on the
+    device until they are logged.
     """
 
     def __init__(
@@ -167,10 +167,7 @@ class MeasurementCallback(Callback):
 
 
 def gradient_norm(trainer: Trainer, module: LightningModule) -> Tensor:
-    """Euclidean norm of the gradients of a whole batch, on the device.
-
-    With `trainer=fsdp` the squared norms of the devices are added up, because each has a share of the gradients.
-    """
+    """Euclidean norm of the gradients of a whole batch, on the device; with `trainer=fsdp` over all devices' shares."""
     gradients = [own_share(parameter.grad) for parameter in module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).to(module.device)
     if is_sharded(module):

@@ -42,8 +42,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 def learning_rate(step: int, train: "TrainConfig") -> float:
     """Learning rate of step 0 … steps−1: a cosine from `start_lr` up to `max_lr`, then one down to `final_lr`.
 
-    The peak is at step `warmup`·steps − 1, which may be a fraction. Values equal those of PyTorch's OneCycleLR. As a
-    function of the step, the learning rate needs no state in a checkpoint.
+    The peak is at step `warmup`·steps − 1, which may be a fraction. Values equal those of PyTorch's OneCycleLR.
     """
     peak = train.warmup * train.steps - 1
     last = train.steps - 1

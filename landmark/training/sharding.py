@@ -86,11 +86,7 @@ def share(whole: Any, like: Any) -> Any:
 
 
 def shard(module: "LightningModule", mesh: DeviceMesh) -> None:
-    """Share out the weights of a module's model, which all devices hold before; its steps gather them.
-
-    They are gathered in float32 and rounded by autocast, as with one device. So with bf16-mixed the weights' copies in
-    bfloat16, which autocast keeps for the backward pass, are whole.
-    """
+    """Share out the weights of a module's model, which all devices hold before; its steps gather them in float32."""
     for layer in layers(module):
         fully_shard(layer, mesh=mesh)
     # A validation step has no backward pass, after which weights are freed.
@@ -115,10 +111,7 @@ def own_share(tensor: Tensor) -> Tensor:
 
 
 def gathered(trainer: "Trainer") -> dict[str, Tensor] | None:
-    """All weights of the trained model by name, gathered on the first device; None if they are not sharded.
-
-    All devices must call this.
-    """
+    """All weights by name, gathered on the first device; None if they are not sharded. All devices must call this."""
     if not isinstance(trainer.strategy, ShardedStrategy):
         return None
     state = trainer.strategy.lightning_module_state_dict()

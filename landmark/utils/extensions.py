@@ -65,10 +65,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def extension_with(setting: str) -> Any:
-    """The module of `landmark.extensions` that reads a setting, by its full name such as "model.fan_out".
-
-    Raises UserError where none does.
-    """
+    """The module of `landmark.extensions` that reads a setting such as "model.fan_out". Raises UserError: none does."""
     package = import_module("landmark.extensions")
     for found in pkgutil.iter_modules(package.__path__):
         module = import_module(f"{package.__name__}.{found.name}")
@@ -78,10 +75,7 @@ def extension_with(setting: str) -> Any:
 
 
 def hooks(config: Any, name: str) -> list[Callable[..., Any]]:
-    """The functions of this name of the extensions whose settings are set.
-
-    Raises UserError where there is no extension with a setting.
-    """
+    """The functions of this name of the extensions whose settings are set. Raises UserError where one is missing."""
     modules = []
     for group in ("model", "train"):
         settings = getattr(config, group)

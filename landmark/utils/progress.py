@@ -9,10 +9,7 @@ from landmark.utils.errors import OutOfTime
 
 
 class ProgressBar:
-    """A progress bar. It appears after 2 seconds; without a terminal it prints every 15 seconds.
-
-    unit: of the counts that it is given. deadline: seconds of the epoch.
-    """
+    """A bar that appears after 2 seconds; without a terminal it prints every 15 seconds. deadline: as time.time()."""
 
     def __init__(self, name: str, unit: str = "tok", deadline: float = math.inf) -> None:
         from tqdm import tqdm

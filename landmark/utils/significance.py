@@ -41,10 +41,9 @@ class Difference:
 
 
 def paired_difference(a: Segments, b: Segments) -> Difference | None:
-    """Compare two rows on the same text, also if their segments have different lengths.
+    """Compare two rows on the same text, cut wherever segments of both end together, each stretch a difference.
 
-    The text is cut wherever segments of both rows end together; each such stretch gives one difference. Returns None if
-    the rows did not count the same tokens, or share fewer than two stretches.
+    None if the rows did not count the same tokens, or share fewer than two stretches.
     """
     if _runs(a) != _runs(b):
         return None

@@ -14,10 +14,7 @@ EXPERIMENTS = (_PACKAGE if INSTALLED else ROOT) / "experiments"  # claims and re
 
 @cache
 def commit() -> str | None:
-    """The commit, with + where tracked files were changed.
-
-    Outside a repository, as in a container, and where it is installed: what LANDMARK_COMMIT says, or None.
-    """
+    """The commit, with + where tracked files were changed; without a source tree what LANDMARK_COMMIT says, or None."""
     head = _git("rev-parse", "HEAD")
     if head is None:
         return os.environ.get("LANDMARK_COMMIT")

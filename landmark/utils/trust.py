@@ -39,10 +39,7 @@ def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | Non
 
 @contextmanager
 def words_of_others(settings: Path | None) -> Iterator[None]:
-    """What is composed in this context comes from records, which name no modules but those that `settings` names.
-
-    settings: the folder of `--config-dir`.
-    """
+    """What is composed here comes from records, which name no modules but those in `settings`, of `--config-dir`."""
     global _by_others
     for file in filter(Path.is_file, settings.rglob("*.yaml") if settings else ()):
         _named.update(re.findall(r"\w+(?:\.\w+)+", file.read_text(encoding="utf-8", errors="replace")))

@@ -290,7 +290,7 @@ def test_a_damaged_record_is_named_and_not_called_missing(work, capsys):
 def test_only_the_first_of_many_missing_rows_are_named(work, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py"])  # which the message repeats
     with pytest.raises(UserError, match=r"rows have no record yet") as raised:
-        work("+experiment=ruler", "task=table")
+        work("+experiment=sweep_k_local", "task=table")
     assert str(raised.value).endswith(", …")
     assert len(str(raised.value)) < 700
 

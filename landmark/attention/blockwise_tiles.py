@@ -113,12 +113,7 @@ class BlockAlignment:
 
 @functools.lru_cache(256)
 def align_blocks(
-    width: int,
-    phases: tuple[int, ...],
-    prefix: int,
-    queries: int,
-    heads: int,
-    device: torch.device,
+    width: int, phases: tuple[int, ...], prefix: int, queries: int, heads: int, device: torch.device
 ) -> BlockAlignment:
     """The alignment of the windows of a batch, computed once for the same arguments."""
     offset = torch.arange(width, device=device)

@@ -119,10 +119,7 @@ _OF_KINDS = tuple(
 )
 
 # Keys of which one at most is set.
-_ALTERNATIVES = (
-    ("data.tasks", "data.passkeys"),
-    ("model.name", "model.family", "model.architecture"),
-)
+_ALTERNATIVES = (("data.tasks", "data.passkeys"), ("model.name", "model.family", "model.architecture"))
 
 _OF_TASKS = (
     Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),

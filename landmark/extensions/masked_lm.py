@@ -218,11 +218,7 @@ class Model(Decoder):
 
 
 def evaluate(
-    model: LanguageModel,
-    stream: Stream,
-    tokenizer: Tokenizer,
-    config: Config,
-    progress: Progress | None = None,
+    model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Masked perplexity of one row. The same tokens are hidden for every model, and at every length.
 

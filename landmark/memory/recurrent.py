@@ -110,10 +110,7 @@ class SinkMemory(RecurrentMemory):
     def stats(self) -> dict[str, int]:
         """keys_kept: keys in a layer, now. bytes_kept: bytes of all layers."""
         cached = [x for pair in self._cached.values() for x in pair]
-        return {
-            "keys_kept": max((x.shape[2] for x in cached), default=0),
-            "bytes_kept": sum(x.nbytes for x in cached),
-        }
+        return {"keys_kept": max((x.shape[2] for x in cached), default=0), "bytes_kept": sum(x.nbytes for x in cached)}
 
     def _newest(self, x: Tensor) -> Tensor:
         if x.shape[2] <= self.sinks + self.cache:

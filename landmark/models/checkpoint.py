@@ -109,10 +109,7 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(
-    model: LanguageModel,
-    folder: Path | str,
-    state: dict[str, Tensor] | None = None,
-    beside: Iterable[str] = (),
+    model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | None = None, beside: Iterable[str] = ()
 ) -> None:
     """Write a model's configuration and weights, each whole or not at all, and their hashes.
 

@@ -116,11 +116,7 @@ class Layer(nn.Module):
         self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
 
     def forward(
-        self,
-        x: Tensor,
-        attend: Callable[..., Tensor],
-        is_landmark: Tensor | None = None,
-        cmt: Tensor | None = None,
+        self, x: Tensor, attend: Callable[..., Tensor], is_landmark: Tensor | None = None, cmt: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The hidden states (B, T, hidden), and the state (1, hidden) of the context miss token, after this block.
 
@@ -332,13 +328,7 @@ class Decoder(LanguageModel):
         return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], landmarks.block_size)[1]
 
     def _attend_in_window(
-        self,
-        window: ReadWindow,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        extra: ContextMiss | None = None,
+        self, window: ReadWindow, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: ContextMiss | None = None
     ) -> Tensor:
         """The attention of a layer over whole windows, with the other parameters of `Memory.attend`."""
         k = self.keys.shifted(k, window.is_landmark)

@@ -16,13 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import landmark.attention
-from landmark.attention import (
-    ContextMiss,
-    Window,
-    backend_for,
-    landmark_attention,
-    place_phase,
-)
+from landmark.attention import ContextMiss, Window, backend_for, landmark_attention, place_phase
 from landmark.attention.fused import operators, tuning
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, choices, shared_memory
 from landmark.attention.rotary import _is_within, rotary_factors, rotate, rotation

@@ -32,7 +32,7 @@ CASES = all_pairs(
         "tier": TIERS,
         "softcap": [None, 1.5],
         "second look": [None, 5],
-    },
+    }
 )
 
 

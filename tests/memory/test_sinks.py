@@ -26,12 +26,7 @@ def explicit(q, k, v, chunks, sinks, window):
     return out
 
 
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    st.integers(0, 5),
-    st.integers(1, 12),
-    st.integers(0, 1000),
-)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 12), st.integers(0, 1000))
 @settings(max_examples=40)
 def test_sinks_equal_an_explicit_masked_softmax(chunks, sinks, window, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -48,10 +48,7 @@ CHOICES = {
 IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # multiplied in registers, without matrix instructions
 # The default with narrow heads, and with a context miss token, which needs more registers; missing: the first choice.
 WITH_NARROW_HEADS = {("forward", 80): (128, 8, 2), ("backward", 90): (64, 4, 2), ("backward", 80): (32, 4, 1)}
-WITH_CONTEXT_MISS = {
-    ("backward_keys", 90): (64, 8, 1),
-    ("backward_queries", 80): (64, 8, 1),
-}
+WITH_CONTEXT_MISS = {("backward_keys", 90): (64, 8, 1), ("backward_queries", 80): (64, 8, 1)}
 WITH_LONG_BLOCKS = {  # of more than 64 positions, with narrow heads
     **dict.fromkeys([("forward", 90), ("forward", 80)], (64, 8, 2)),
     **dict.fromkeys([("backward_keys", 90), ("backward_queries", 80)], (32, 8, 1)),
@@ -177,13 +174,7 @@ def constants(
 
 
 def launch(
-    kernel: str,
-    *arguments: Any,
-    over: Tensor,
-    block_size: int,
-    cmt: bool,
-    samples: int | None,
-    alpha: float,
+    kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: bool, samples: int | None, alpha: float
 ) -> None:
     """Run a kernel over tiles of queries, or of keys. Raises ValueError where no tile fits.
 

@@ -19,21 +19,17 @@ from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_in
 from landmark.attention.inputs import AttentionInputs
 from landmark.utils.constants import LOG2_E
 
+_WINDOWS = "Tensor phase, Tensor? starts, Tensor? extra, Tensor? controlled"
+_WINDOWS += ", int block_size, int prefix, float scale, float alpha"
+_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_WINDOWS}) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = (
+    "(Tensor do, Tensor d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor controlled_lse, "
+    f"{_WINDOWS}) -> (Tensor, Tensor, Tensor, Tensor)"
+)
 
-@torch.library.custom_op("landmark::attention", mutates_args=())
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    phase: Tensor,
-    starts: Tensor | None,
-    extra: Tensor | None,
-    controlled: Tensor | None,
-    block_size: int,
-    prefix: int,
-    scale: float,
-    alpha: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+
+@torch.library.custom_op("landmark::attention", mutates_args=(), schema=_FORWARD)
+def _attention(q, k, v, phase, starts, extra, controlled, block_size, prefix, scale, alpha):
     """Output (B, H, T, d), and two log-sum-exps (B, H, T) in units of log 2: outer, and of controlled landmarks alone.
 
     phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. extra: (B, H, T),
@@ -75,25 +71,10 @@ def _(q, k, v, phase, starts, extra, controlled, block_size, prefix, scale, alph
     return torch.empty_like(q), lse, torch.empty_like(lse) if extra is not None else lse.new_empty(0)
 
 
-@torch.library.custom_op("landmark::attention_backward", mutates_args=())
+@torch.library.custom_op("landmark::attention_backward", mutates_args=(), schema=_BACKWARD)
 def _attention_backward(
-    do: Tensor,
-    d_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    controlled_lse: Tensor,
-    phase: Tensor,
-    starts: Tensor | None,
-    extra: Tensor | None,
-    controlled: Tensor | None,
-    block_size: int,
-    prefix: int,
-    scale: float,
-    alpha: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    do, d_lse, q, k, v, out, lse, controlled_lse, phase, starts, extra, controlled, block_size, prefix, scale, alpha
+):
     """Gradients of q, k, v and, in nats, of the scores of the extra place (B, H, T).
 
     d_lse: (B, H, T), float32, of the outer log-sum-exp in units of log 2, as `_attention` returns it.

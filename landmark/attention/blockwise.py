@@ -40,10 +40,6 @@ class Sequences(NamedTuple):
     heads: slice
     alignment: BlockAlignment
 
-    def of(self, x: Tensor | None) -> Tensor | None:
-        """The part (n, H, …) of a tensor (B, H, …); None: None."""
-        return None if x is None else x[self.rows, self.heads]
-
     def tiles(self) -> list[Tile]:
         """All tiles, those of the latest queries first."""
         alignment = self.alignment
@@ -91,8 +87,8 @@ class Padded(NamedTuple):
         alignment, (sequences, dim) = part.alignment, (len(q) * q.shape[1], q.shape[3])
         keys = alignment.blocks * alignment.width
         queries = keys - alignment.first * alignment.width
-        if (extra := part.of(extra)) is not None:
-            extra = alignment.pad(extra[..., None], work("extra", sequences, queries, 1))
+        if extra is not None:
+            extra = alignment.pad(extra[part.rows, part.heads, :, None], work("extra", sequences, queries, 1))
         return Padded(
             alignment.pad(q, work("q", sequences, queries, dim)),
             alignment.pad(k, work("k", sequences, keys, dim)),
@@ -171,14 +167,16 @@ def _backward(
     row_mean = alignment.pad(row_mean, work("row_mean", *padded.q.shape[:2], 1))
     dk, dv = work("dk", *padded.k.shape), work("dv", *padded.v.shape)
     d_extra = work("d_extra", *padded.q.shape[:2], 1)
+    on_cpu, largest = out.device.type == "cpu", 1 / torch.finfo(out.dtype).eps
     for tile, outer, shift in zip(part.tiles(), of_tiles[::2], of_tiles[1::2], strict=True):
         keys, queries, tile_do = tile.keys(padded.k), tile.queries(padded.q), tile.queries(padded_do)
         scores, flattening = tile.scores(padded.q, padded.k, inputs.scale, inputs.softcap, work), None
         if inputs.softcap is not None:
             flattening = slope(scores, inputs.softcap * LOG2_E, work("slope", *scores.shape))
         weights = tile.mask(scores).sub_(shift[:, :, None])
-        if _is_inexact(shift):
-            weights.clamp_(max=0)  # a weight is at most 1
+        # A weight is at most 1, also where scores are so large that the difference is inexact; a GPU would wait.
+        if not on_cpu or float(shift.masked_fill(shift == torch.inf, 0.0).abs().amax()) > largest:
+            weights.clamp_(max=0)
         weights.exp2_()
         _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(queries), keys.shape[1], queries.shape[1])
@@ -221,13 +219,6 @@ def _mean_of_blocks(
             mean.lerp_(of_gates.expand_as(mean), alpha)
         tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
     return mean[:, :, None]
-
-
-def _is_inexact(shift: Tensor) -> bool:
-    """Whether scores are so large that the difference to the shift is wrong by more than 1. On a GPU: always."""
-    if shift.device.type != "cpu":
-        return True  # reading would wait for the device
-    return float(shift.masked_fill(shift == torch.inf, 0.0).abs().amax()) > 1 / torch.finfo(shift.dtype).eps
 
 
 def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:

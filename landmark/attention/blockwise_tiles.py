@@ -37,12 +37,7 @@ class Workspace:
         return buffer[:size].view(shape)
 
 
-class _Kept(threading.local):
-    def __init__(self):
-        self.spaces: dict[torch.dtype, Workspace] = {}
-
-
-_kept = _Kept()
+_kept = threading.local()
 
 
 def workspace(like: Tensor) -> Workspace:
@@ -51,11 +46,8 @@ def workspace(like: Tensor) -> Workspace:
     On the CPU each thread keeps one for each type, a few tiles large. Elsewhere each call makes a new one, because
     PyTorch's allocator keeps the memory.
     """
-    if like.device.type != "cpu":
-        return Workspace(like.dtype, like.device)
-    if like.dtype not in _kept.spaces:
-        _kept.spaces[like.dtype] = Workspace(like.dtype, like.device)
-    return _kept.spaces[like.dtype]
+    new = Workspace(like.dtype, like.device)
+    return vars(_kept).setdefault(like.dtype, new) if like.device.type == "cpu" else new
 
 
 @dataclass(frozen=True)

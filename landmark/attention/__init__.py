@@ -161,8 +161,7 @@ def _inputs(
     prefix, cu_seqlens = (layout.prefix, None) if isinstance(layout, Window) else (0, layout.cu_seqlens)
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
-            f"k and v must have shape ({batch}, heads, prefix + T = {prefix + queries}, {dim}), "
-            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+            f"k and v must have shape ({batch}, heads, {prefix + queries}, {dim}), got {(*k.shape,)} and {(*v.shape,)}"
         )
     if heads % (kv_heads := k.shape[1]):
         raise ValueError(f"{kv_heads} key/value heads do not divide {heads} query heads")

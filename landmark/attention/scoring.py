@@ -112,10 +112,7 @@ class ContextMiss:
         """The token's score of each query (B, H, T, d), rotated: (B, H, T). ValueError: the key does not fit."""
         heads, dim = q.shape[1], q.shape[3]
         if self.key.ndim != 2 or heads % len(self.key) or self.key.shape[1] != dim:
-            raise ValueError(
-                f"a context miss token needs a key (H_kv, {dim}) with H_kv a divisor of {heads} heads, "
-                f"got {tuple(self.key.shape)}"
-            )
+            raise ValueError(f"a context miss token needs a key (heads of keys, {dim}), got {tuple(self.key.shape)}")
         compute = torch.promote_types(q.dtype, torch.float32)
         key = self.key.repeat_interleave(heads // len(self.key), 0)
         with without_autocast(q):

@@ -264,15 +264,11 @@ def _check_training(config: Config) -> None:
 
 
 def _check_evaluation(config: Config) -> None:
-    settings = config.eval
+    settings, length, span = config.eval, config.eval.length, config.eval.span
     reads_spans = config.data.name not in SYNTHETIC and settings.probe is None and settings.question is None
-    if reads_spans and settings.tokens is not None and settings.length > settings.span:
+    if reads_spans and settings.tokens is not None and length > span:
+        raise UserError(f"eval.length={length} is longer than eval.span={span}: raise eval.span to at least {length}")
+    if settings.probe is not None and (length < 4 or length % 2):
         raise UserError(
-            f"eval.length={settings.length} is longer than eval.span={settings.span}: "
-            f"raise eval.span to at least {settings.length}"
-        )
-    if settings.probe is not None and (settings.length < 4 or settings.length % 2):
-        raise UserError(
-            f"eval.length={settings.length}: must be a multiple of 2, at least 4, as eval.task=copy reads half of it "
-            "twice"
+            f"eval.length={length}: must be a multiple of 2, at least 4: eval.task=copy reads its half twice"
         )

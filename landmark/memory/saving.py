@@ -154,9 +154,7 @@ def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, A
         raise UserError(f"{folder}: the memory has format {content['format']}, this version reads {FORMAT}")
     if missing := keys.keys() - content.keys():
         how = "with" if "landmarks" in missing else "without"
-        raise UserError(
-            f"{folder} is the memory of a text {how} landmarks, {sorted(missing)[0]} is missing in {CONTENT}"
-        )
+        raise UserError(f"{folder} is the memory of a text {how} landmarks, {CONTENT} has no {sorted(missing)[0]}")
     check_keys(content, keys, str(folder / CONTENT), REMEDY)
     if content.get("position", 0) < 0:
         raise UserError(f"{folder / CONTENT}: position is {content['position']}, below 0: {REMEDY}")

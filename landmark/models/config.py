@@ -102,10 +102,7 @@ class DecoderConfig:
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
         if self.keys.bias and channels_of(self.keys.rotary_fraction, self.head_dim) == self.head_dim:
-            raise UserError(
-                f"model.landmark_bias=true needs a channel that does not turn: lower "
-                f"model.rotary_fraction={self.keys.rotary_fraction}"
-            )
+            raise UserError("model.landmark_bias=true needs a channel that does not turn: lower model.rotary_fraction")
         count, most = self.start.induction_heads, self.num_kv_heads or self.num_heads
         if count and not channels_of(self.keys.offset, self.head_dim):
             raise UserError(f"model.induction_heads={count}: needs model.key_offset above 0")

@@ -246,10 +246,7 @@ class Decoder(LanguageModel):
         if memory is not None and not isinstance(memory, Memory):
             raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
         if memory is not None and memory.block_size != landmarks.block_size:
-            raise UserError(
-                f"the memory has block_size={memory.block_size}, the model {landmarks.block_size}: "
-                "make it with model.new_memory(…)"
-            )
+            raise UserError(f"the memory has block_size={memory.block_size}, the model {landmarks.block_size}")
         position = memory.position if memory is not None else 0
         assert landmarks.token is not None
         tokens, raw = insert_landmarks(tokens, position, landmarks.block_size, landmarks.token)

@@ -227,10 +227,7 @@ def _check(prompts: list[Tensor], config: DecoderConfig) -> None:
                 raise UserError(
                     f"prompt {number} has id {prompt[at]} at {at}, outside the vocabulary of {config.vocab_size} ids"
                 )
-            raise UserError(
-                f"prompt {number} has the landmark's id {prompt[at]} at {at}: "
-                "leave landmarks out, the model inserts them itself"
-            )
+            raise UserError(f"prompt {number} has the landmark's id {prompt[at]} at {at}: leave landmarks out")
 
 
 def _without_landmark(logits: Tensor, config: DecoderConfig) -> Tensor:

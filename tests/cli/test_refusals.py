@@ -110,7 +110,7 @@ eval.local=513 → eval.local=513 is longer than eval.length=512
 size=nano eval.length=8192 → raise eval.span to at least 8192
 eval.split=train → eval.split=train: must be one of validation, test
 eval.task=qa → eval.task=qa: must be one of niah_single_1
-eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4, as eval.task=copy
+eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4: eval.task=copy
 generate.top_p=0 → generate.top_p=0.0: must be above 0
 generate.temperature=-1 → generate.temperature=-1.0: must be at least 0
 task=tabel → task=tabel: must be one of auto, table

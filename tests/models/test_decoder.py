@@ -24,12 +24,12 @@ XL = replace(TINY, recurrence=Recurrence(6, 4))
 LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "qk_norm": True, "initialisation": "fan_in"}
 
 
-def tiny(config, seed=0):
-    torch.manual_seed(seed)
+def tiny(config, scale=15):
+    torch.manual_seed(0)
     model = new_decoder(config).double()
     for parameter in model.parameters():  # the initialisation is too small to tell paths apart
         if parameter.ndim == 2:
-            parameter.data *= 15
+            parameter.data *= scale
     return model
 
 
@@ -169,7 +169,7 @@ def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
     """Before any training; only the keys of these heads, in the channels of the token before, differ from a start."""
     shape = {"num_layers": 3, "num_heads": 4, "head_dim": 64, "vocab_size": 512, "num_kv_heads": kv_heads}
     config = changed(TINY, **shape, **LOOKING_BACK)
-    plain, model = (tiny_start(changed(config, induction_heads=count)) for count in (0, 1))
+    plain, model = (tiny(changed(config, induction_heads=count), scale=1).float() for count in (0, 1))
     for name, parameter in model.named_parameters():
         same = torch.equal(parameter, plain.get_parameter(name))
         assert same == (name not in ("blocks.1.attention.qkv.weight", "blocks.2.attention.qkv.weight")), name
@@ -185,23 +185,21 @@ def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
         assert int(scores[query, : query + 1].argmax()) == query - 39, query
 
 
-def tiny_start(config):
-    torch.manual_seed(0)
-    return Decoder(config)
-
-
-def test_transformer_xl_losses_are_those_of_its_windows():
-    model = tiny(XL)
-    tokens = torch.randint(0, 50, (3, 15))
-    targets = torch.randint(0, 50, (3, 15))
+@pytest.mark.parametrize(("config", "counts"), [(XL, [12, 17, 9]), (LANDMARK, [38])])
+def test_losses_are_those_of_windows_and_count_only_targets(config, counts):
+    model, phase = tiny(config), torch.tensor([1, 4, 0])
+    tokens, targets = torch.randint(0, 50, (2, 3, 15))
     targets[0, :7] = -100
-    losses = list(model.window_losses(WindowBatch(tokens, targets)))
-    assert [count for _, count in losses] == [12, 17, 9]
-    memory = RecurrentMemory(4)
-    logits = []
-    for part in tokens.split(6, 1):
-        logits.append(model(part, memory=memory))
-    expected = torch.nn.functional.cross_entropy(torch.cat(logits, 1).flatten(0, 1), targets.flatten(), reduction="sum")
+    losses = list(model.window_losses(WindowBatch(tokens, targets, phase)))
+    assert [int(count) for _, count in losses] == counts
+    assert isinstance(losses[0][1], torch.Tensor), "reading it would wait for a GPU"
+    if config is XL:
+        memory = RecurrentMemory(4)
+        logits = torch.cat([model(part, memory=memory) for part in tokens.split(6, 1)], 1)
+    else:
+        logits = model.head(model.hidden(tokens, phase))
+        assert not torch.allclose(model.hidden(tokens, torch.zeros(3, dtype=torch.int64)), model.hidden(tokens, phase))
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     torch.testing.assert_close(sum(loss for loss, _ in losses), expected)
 
 
@@ -216,22 +214,6 @@ def test_transformer_xl_gradient_stops_at_the_window():
     before = embedded[0].grad.clone()
     next(losses)[0].backward()
     torch.testing.assert_close(embedded[0].grad, before, atol=0, rtol=0)
-
-
-def test_landmark_loss_counts_only_targets_and_uses_the_phase():
-    model = tiny(LANDMARK)
-    tokens = torch.randint(0, 50, (2, 14))
-    targets = torch.randint(0, 50, (2, 14))
-    targets[:, ::3] = -100
-    phase = torch.tensor([1, 4])
-    ((loss, count),) = model.window_losses(WindowBatch(tokens, targets, phase))
-    logits = model.head(model.hidden(tokens, phase))
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(loss, expected)
-    assert isinstance(count, torch.Tensor), "reading it would wait for a GPU"
-    assert count == (targets != -100).sum()
-    other = model.hidden(tokens, torch.tensor([0, 0]))
-    assert not torch.allclose(other, model.hidden(tokens, phase))
 
 
 def test_every_parameter_of_every_model_gets_a_gradient():

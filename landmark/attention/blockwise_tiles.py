@@ -47,7 +47,7 @@ def workspace(like: Tensor) -> Workspace:
     PyTorch's allocator keeps the memory.
     """
     new = Workspace(like.dtype, like.device)
-    return vars(_kept).setdefault(like.dtype, new) if like.device.type == "cpu" else new
+    return vars(_kept).setdefault(str(like.dtype), new) if like.device.type == "cpu" else new
 
 
 @dataclass(frozen=True)

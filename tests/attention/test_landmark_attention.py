@@ -167,20 +167,6 @@ def test_no_tensor_is_quadratic_in_the_length():
     assert largest.numbers < length * length / 20
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("has_cmt", [False, True])
-def test_weights_sum_to_one_but_for_what_a_context_miss_token_loses_and_landmarks_weigh_nothing(backend, has_cmt):
-    """Values of one, those of landmarks ∞: the output is the sum of weights, 1 − S where no controlled landmark is."""
-    q, k = torch.randn(2, 1, 2, 17, 4, dtype=torch.float64)
-    is_landmark, sees = torch.arange(17) % 6 == 5, torch.arange(17) >= 12  # the landmark at 11, from the next block on
-    cmt, controlled = torch.randn(2, 4, dtype=torch.float64), torch.tensor([[False, True, False, False]])
-    values = torch.ones_like(q).masked_fill(is_landmark[:, None], 1e300)
-    extra = ContextMiss(cmt, controlled) if has_cmt else None
-    out, lse = landmark_attention(q, k, values, Window(5), extra=extra, backend=backend)
-    weight = (torch.einsum("bhtd,hd->bht", q, cmt) / 2 - lse).exp() if has_cmt else torch.zeros_like(lse)
-    torch.testing.assert_close(out[..., 0], torch.where(sees, 1.0, 1 - weight))
-
-
 def test_worked_example_of_appendix_a():
     """Blocks of two tokens: a b L c d L e. Groups and products as the paper draws them for the last token."""
     scores, unused = torch.zeros(1, 1, 7, 7, dtype=torch.float64), torch.zeros(())

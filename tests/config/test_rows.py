@@ -4,7 +4,7 @@ import pytest
 
 from landmark.config.rows import is_part, select, spread
 from landmark.config.saved import from_saved
-from landmark.config.schema import to_config
+from landmark.config.schema import to_config, value_of
 from landmark.experiment.jobs import check
 from landmark.utils.errors import UserError
 
@@ -21,25 +21,28 @@ def chosen(composer):
 
 
 def test_row_is_the_command_line_and_its_own_overrides(chosen):
+    (row,) = chosen("seeds=[3,4]", rows={"a": "model=transformer"})
+    assert [config.seed for config in row.configs] == [3, 4]
     rows = chosen("size=nano", "train.steps=7", rows={"a": "model=transformer eval.length=360"})
     config = rows[0].configs[0]
     assert (config.model.kind, config.eval.length, config.train.steps) == ("transformer", 360, 7)
     assert rows[0].overrides == ["size=nano", "train.steps=7", "model=transformer", "eval.length=360"]
 
 
-def test_without_rows_the_configuration_is_the_row(chosen):
-    (row,) = chosen("retrieval.k=2", "name=mine")
-    assert (row.name, row.configs[0].retrieval.k) == ("mine", 2)
-
-
-def test_one_row_by_name(chosen):
-    (row,) = chosen("+experiment=table1_pg19", "row=landmark_4096_k4")
-    assert row.configs[0].memory.blocks == 80
-
-
-def test_key_inside_the_group_that_a_row_chooses_is_no_clash(chosen):
-    rows = chosen("model.block_size=32", rows={"a": "model=landmark"})
-    assert rows[0].configs[0].model.block_size == 32
+@pytest.mark.parametrize(
+    ("overrides", "rows", "expected"),
+    [
+        (["retrieval.k=2", "name=mine"], None, {"retrieval.k": 2}),  # the configuration itself
+        (["+experiment=table1_pg19", "row=landmark_4096_k4"], None, {"memory.blocks": 80}),
+        (["model.block_size=32"], {"a": "model=landmark"}, {"model.block_size": 32}),  # in the group that it chooses
+        (["+experiment=table1_pg19", "retrieval.k=3", "row=plain_512"], None, {"retrieval.k": 3}),  # no other can clash
+        (["+experiment=sweep_k_local", "row=k8_local350"], None, {"retrieval.k": 8, "eval.local": 350}),
+    ],
+)
+def test_one_row_is_chosen(chosen, overrides, rows, expected):
+    (row,) = chosen(*overrides, rows=rows)
+    assert {key: value_of(row.configs[0], key) for key in expected} == expected
+    assert row.name == {"name=mine": "mine", "model.block_size=32": "a"}.get(overrides[-1], row.name)
 
 
 def test_a_setting_that_has_an_effect_on_another_row_is_reported(chosen, caplog):
@@ -47,11 +50,6 @@ def test_a_setting_that_has_an_effect_on_another_row_is_reported(chosen, caplog)
     assert caplog.text == ""
     chosen("+experiment=table1_pg19", "row=plain_512", "model.block_size=25")
     assert "row plain_512: model.block_size has no effect on model=transformer" in caplog.text
-
-
-def test_only_the_chosen_row_can_clash(chosen):
-    (row,) = chosen("+experiment=table1_pg19", "retrieval.k=3", "row=plain_512")
-    assert row.configs[0].retrieval.k == 3
 
 
 def test_a_fault_of_a_row_is_said_once(chosen):
@@ -68,11 +66,6 @@ def test_a_part_without_braces_is_refused():
         spread("twice_2048", "", parts)
     assert spread("{twice}_2048", "", parts) == {"twice_2048": "retrieval.k=64"}
     assert spread("twice_2048", "eval.length=2048", parts) == {"twice_2048": "eval.length=2048"}
-
-
-def test_seeds_give_a_row_several_configurations(chosen):
-    (row,) = chosen("seeds=[3,4]", rows={"a": "model=transformer"})
-    assert [config.seed for config in row.configs] == [3, 4]
 
 
 GRID = {"retrieval.k": [1, 2], "eval.local": [150, 250]}
@@ -93,11 +86,6 @@ def test_value_on_the_command_line_takes_the_place_of_the_axis(chosen, override)
     ks = override.partition("=")[2].split(",")
     assert [row.name for row in rows[1:]] == [f"k{k}_local{local}" for k in ks for local in (150, 250)]
     assert rows[0].configs[0].retrieval.k == 4
-
-
-def test_a_cell_is_chosen_by_its_name(chosen):
-    (row,) = chosen("+experiment=sweep_k_local", "row=k8_local350")
-    assert (row.configs[0].retrieval.k, row.configs[0].eval.local) == (8, 350)
 
 
 def test_part_of_an_experiment_is_known(configure):

@@ -158,11 +158,3 @@ def test_other_memories_read_by_themselves():
     ):
         assert not can_step(Memory(5, backend="triton", **other), q), other
     assert not can_step(None, q)
-
-
-def test_generated_tokens_are_the_same(monkeypatch):
-    model = decoder(3)
-    prompts = [torch.randint(0, LANDMARK, (length,)) for length in (10, 5)]
-    expected = model.generate(prompts, 5, memory=lambda: model.new_memory(k=2))
-    monkeypatch.setattr(model, "reading", lambda memory: NextToken(model, memory, LANDMARK))
-    assert model.generate(prompts, 5, memory=lambda: model.new_memory(k=2)) == expected

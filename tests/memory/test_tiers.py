@@ -2,13 +2,10 @@
 
 import errno
 import os
-from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from landmark.attention import ContextMiss
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
@@ -120,22 +117,6 @@ def test_the_least_recently_used_block_is_dropped_first():
     assert (counts.cache_hits, counts.cache_misses) == (11, 10)
 
 
-@given(st.lists(st.integers(0, 11), max_size=40), st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
-def test_the_cache_forgets_as_an_ordered_dictionary_would(requests, slots):
-    cache, expected = BlockCache(slots, torch.zeros(1, 1, 1, 2, 2)), OrderedDict()
-    cache.reserve(12)
-    for place in requests:
-        asked = []
-        keys, _, rows = cache.fetch(np.array([place]), rows_of(asked, 8), TierCounts())
-        assert keys[rows][0, 0, 0] == place
-        assert bool(asked) == (place not in expected)
-        expected[place] = None
-        expected.move_to_end(place)
-        if len(expected) > slots:
-            expected.popitem(last=False)
-
-
 @pytest.mark.parametrize("tier", ["device", "cpu"])
 @pytest.mark.parametrize("max_blocks", [None, 700, 5000])
 def test_a_store_reserves_little_more_than_it_holds_and_no_more_where_it_knows_what_comes(max_blocks, tier):
@@ -165,21 +146,16 @@ def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_folder_is_refused(tmp_path):
+def test_what_the_disk_refuses_says_where(monkeypatch, tmp_path):
+    """A full disk is in test_saving.py."""
+
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     q, k, v, _ = texts(60)
     with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot make a file there"):
         feed(new_memory(tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])
-
-
-@pytest.mark.parametrize(("number", "said"), [("ENOSPC", "no room for"), ("EIO", "cannot write there")])
-def test_a_write_that_fails_says_where(monkeypatch, tmp_path, number, said):
-    def full(*_):
-        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
-
-    q, k, v, _ = texts(60)
-    memory = new_memory(k=2, tier="disk", folder=tmp_path)
-    feed(memory, q, k, v, [20])
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(UserError, match=f"memory.folder={tmp_path}: {said}"):
-        feed(memory, q[:, :, 20:], k[:, :, 20:], v[:, :, 20:], [20])
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(UserError, match=f"memory.folder={tmp_path}: cannot write there"):
+        feed(new_memory(tier="disk", folder=tmp_path), q, k, v, [20, 20])
     assert list(tmp_path.iterdir()) == []

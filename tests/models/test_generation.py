@@ -31,17 +31,13 @@ def prompts_of(*lengths):
     return [torch.randint(0, LANDMARK, (length,)) for length in lengths]
 
 
+@torch.no_grad()
 def anew(model, prompt, tokens, local, make_memory):
     """The most probable tokens after one prompt: for each of them a new memory reads it all, in the same chunks."""
-    return anew_in(model, prompt.split(local), tokens, make_memory)
-
-
-@torch.no_grad()
-def anew_in(model, chunks, tokens, make_memory):
     generated = []
     for _ in range(tokens):
         memory, logits = make_memory(), torch.empty(0)
-        for chunk in [*chunks, *torch.tensor(generated, dtype=torch.int64).split(1)]:
+        for chunk in [*prompt.split(local), *torch.tensor(generated, dtype=torch.int64).split(1)]:
             if len(chunk):
                 logits = model(chunk[None], memory=memory)
         logits[..., LANDMARK] = -torch.inf
@@ -94,21 +90,6 @@ def test_other_models_equal_reading_all_at_once_or_in_windows(kind, local):
     else:
         expected = [anew(model, prompt, 8, local, model.new_memory) for prompt in prompts]
     assert model.generate(prompts, 8) == expected
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_book_is_read_once_and_asked_many_times(tmp_path, tier):
-    """A text read before, saved and loaded on every tier, then a prompt: as the two read in the same chunks."""
-    model, (book, *questions) = MODELS[False], prompts_of(60, 12, 7)
-    read = model.new_memory(k=2)
-    assert model.generate([book], 0, local=15, memory=read) == [[]]
-    read.save(tmp_path / "book")
-    for question in questions:
-        memory = model.new_memory(k=2, tier=tier)
-        memory.load(tmp_path / "book")
-        parts = [*book.split(15), question]
-        expected = anew_in(model, parts, 7, lambda: model.new_memory(k=2))
-        assert model.generate([question], 7, memory=memory) == [expected]
 
 
 def test_a_memory_of_another_model_is_refused(tmp_path):

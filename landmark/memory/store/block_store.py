@@ -18,6 +18,10 @@ Summary = Callable[[Tensor], Tensor]
 LANDMARKS = "landmarks"
 
 
+def closing_landmarks(keys: Tensor) -> Tensor:
+    return keys[..., -1, :]
+
+
 def mean_keys(keys: Tensor) -> Tensor:
     """The mean of the keys of each block's tokens."""
     return keys[..., :-1, :].mean(-2)
@@ -42,7 +46,7 @@ class BlockStore:
     ):
         self._store, self._counts = store or Store(), counts or TierCounts()
         self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
-        self._make: dict[str, Summary] = {LANDMARKS: lambda keys: keys[..., -1, :], **(summaries or {})}
+        self._make = {LANDMARKS: closing_landmarks, **(summaries or {})}
         self.summaries = dict.fromkeys(self._make, torch.empty(0))
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read

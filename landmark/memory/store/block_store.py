@@ -51,7 +51,7 @@ class BlockStore:
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
-        self.dtype = torch.float32  # of keys and values
+        self.dtype, self.block_shape = torch.float32, torch.Size((0, 0))  # of keys and values of a block and head
         self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
         self.blocks: Blocks = DeviceBlocks()
 
@@ -88,7 +88,7 @@ class BlockStore:
         capacity = max(blocks, -(-(self.capacity + self.capacity // SPARE) // ROWS) * ROWS)
         capacity = min(capacity, self.max_blocks or capacity)
         if not self.capacity:
-            self.dtype = like.dtype
+            self.dtype, self.block_shape = like.dtype, like.shape[3:]
             self.blocks = self._store.new_blocks(like, self._counts, saved)
         self.blocks.reserve(capacity)
         exact = torch.promote_types(like.dtype, torch.float32)
@@ -127,11 +127,6 @@ class BlockStore:
     @property
     def kv_heads(self) -> int:
         return self.landmarks.shape[1]
-
-    @property
-    def block_shape(self) -> torch.Size:
-        """(ℓ, d), the shape of the keys of one block and head, and of the values."""
-        return self.blocks.block_shape
 
     @property
     def block_bytes(self) -> int:

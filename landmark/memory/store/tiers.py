@@ -212,16 +212,10 @@ class DeviceBlocks:
         self.keys = self.values = new_buffer(*shape, dtype=like.dtype, device=like.device)
 
     @property
-    def block_shape(self) -> torch.Size:
-        return self.keys.shape[3:]
-
-    @property
     def bytes_kept(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
-    @property
-    def device_bytes_kept(self) -> int:
-        return self.bytes_kept
+    device_bytes_kept = bytes_kept
 
     def reserve(self, capacity: int) -> None:
         old, made = (self.keys, self.values), []
@@ -252,10 +246,6 @@ class CachedBlocks:
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
         self._cache = BlockCache(cache * self._heads, like)
-
-    @property
-    def block_shape(self) -> torch.Size:
-        return self._shape[3:]
 
     @property
     def bytes_kept(self) -> int:

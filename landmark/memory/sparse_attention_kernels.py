@@ -140,7 +140,8 @@ def read_tiles(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As sparse_attention.py has it. Keys are not moved."""
     rows, blocks, behind = rows.contiguous(), constant(range(far[-1]), rows.device), constant(far, rows.device)
-    found = shares(rows, text.means[:, : far[-1]], behind, asking, None, how)
+    means = text.means[:, : far[-1]].to(rows.dtype)
+    found = shares(rows, means, behind, asking, None, how)
     found[..., : how.first].fill_(torch.inf)
     chosen = highest(found, blocks < behind[:, None], how.proposed or how.k)
     if how.k < how.proposed and how.k < far[-1]:

@@ -44,7 +44,7 @@ def make(how, place, dtype=torch.float64):
     )
     keys[:, start + place[1] :] = values[:, start + place[1] :] = 0  # room behind the end
     means = keys.unflatten(1, (-1, how.block_size)).mean(2)
-    return q, Text(keys, values, means), start
+    return q, Text(keys, values, means.to(torch.promote_types(dtype, torch.float32))), start
 
 
 def by_hand(q, text, start, how):

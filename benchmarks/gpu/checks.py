@@ -25,7 +25,6 @@ from landmark.attention.fused import tuning
 from landmark.attention.fused.rotation import ROWS
 from landmark.attention.plain import attention_forward
 from landmark.attention.rotary import rotary_factors, rotation
-from landmark.extensions.training_with_memory import trainable
 from landmark.memory import Memory, Store
 from landmark.memory.select import Best, Newest
 from landmark.memory.select.scores_kernels import top_k_landmarks
@@ -310,7 +309,8 @@ def gradients_through_memory(dim: int, width: int, scale: Scale) -> Iterator[Lin
     before = 4 * width + 2
 
     def computed(backend: str, dtype: torch.dtype) -> list[Tensor]:
-        memory = trainable(Memory(width - 1, k=2, select=Newest(), backend=backend))
+        memory = Memory(width - 1, k=2, select=Newest(), backend=backend)
+        memory.has_gradient = True
         numbers = [x.detach().to(dtype) for x in inputs]
         _in_chunks(memory, *(x[:, :, :before] for x in numbers), lengths=[2 * width + 1, 2 * width + 1])
         leaves = [x[:, :, before:].requires_grad_() for x in numbers]

@@ -81,11 +81,8 @@ def check_memory(settings: MemorySettings) -> None:
 
 def phase_of(layout: Window, like: Tensor) -> Tensor:
     """Tokens missing from the first block of each window, (B,), on the device of queries (B, H, T, d)."""
-    return (
-        torch.zeros(len(like), dtype=torch.int64, device=like.device)
-        if layout.phase is None
-        else layout.phase.to(like.device)
-    )
+    phase = torch.zeros(len(like), dtype=torch.int64) if layout.phase is None else layout.phase
+    return phase.to(like.device)
 
 
 def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:

@@ -25,14 +25,6 @@ def losses(model: Decoder, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]
     batch: with tokens without landmarks, and `top_k` blocks that a query retrieves.
     """
     assert batch.local is not None
-    memory = trainable(cast("Memory", model.new_memory(k=batch.top_k)))
+    memory = cast("Memory", model.new_memory(k=batch.top_k))
+    memory.has_gradient = True  # of the chunk's queries, keys and values; blocks carry none
     yield from model.losses_of_chunks(batch, batch.local, memory)
-
-
-def trainable(memory: Memory) -> Memory:
-    """The memory itself, whose `attend` has a gradient from now on: of the chunk's queries, keys and values.
-
-    Blocks carry none. For a granularity of "per_token_and_head" or "per_token", and without a context miss token.
-    """
-    memory.has_gradient = True
-    return memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
 from landmark.utils.errors import UserError
@@ -200,11 +200,6 @@ class Vocabulary(Protocol):
     def landmark(self) -> int: ...
 
 
-class _AnyVocabulary(NamedTuple):
-    vocab_size: int = 1
-    landmark: int = 0
-
-
 def decoder_config(model: ModelConfig, tokenizer: Vocabulary | None = None, cmt: bool = False) -> DecoderConfig:
     """The configuration of the decoder that the config group `model` and a tokenizer describe (None: any).
 
@@ -212,8 +207,8 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary | None = None, cmt:
     """
     if cmt and model.kind != "landmark":
         raise UserError(f"cmt=on: model={model.kind} has no landmarks that a context miss token could control")
-    tokenizer = tokenizer or _AnyVocabulary()
-    values: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
+    vocab_size, landmark = (1, 0) if tokenizer is None else (tokenizer.vocab_size, tokenizer.landmark)
+    values: dict[str, Any] = {"vocab_size": vocab_size, "landmark_id": landmark, "cmt": cmt}
     for item in fields(model):
         value, said = getattr(model, item.name), item.metadata
         is_none = said.get("kind", model.kind) != model.kind or (said.get("extension") and not value)

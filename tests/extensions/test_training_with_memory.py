@@ -5,7 +5,7 @@ import torch
 
 from landmark.attention import Grouped, Scoring, Sinks
 from landmark.attention.keys import Keys
-from landmark.extensions.training_with_memory import losses, trainable
+from landmark.extensions.training_with_memory import losses
 from landmark.models.language_model import summed_loss
 from landmark.utils.window_batch import WindowBatch
 from tests.configurations import changed
@@ -42,7 +42,8 @@ def test_gradients_of_a_chunk_are_those_of_finite_differences(case):
     sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
 
     def read(q, k, v, sinks):
-        memory, extra = trainable(new_memory(case["block_size"], **settings)), Sinks(sinks) if case["sinks"] else None
+        memory, extra = new_memory(case["block_size"], **settings), Sinks(sinks) if case["sinks"] else None
+        memory.has_gradient = True
         memory.attend(1, *texts[:, :, :, :before], extra)
         memory.commit()
         return memory.attend(1, q, k, v, extra)
@@ -89,7 +90,8 @@ def test_gradients_of_parameters(options):
             model(chunk, memory=read)
 
     def last_loss():
-        memory = trainable(read.select_samples(torch.arange(2)))
+        memory = read.select_samples(torch.arange(2))
+        memory.has_gradient = True
         return model.head(model.read(last, memory)).logsumexp(-1).sum()
 
     last_loss().backward()

@@ -16,7 +16,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
 from landmark.utils.trust import name_modules
 
-SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
+SYNTHETIC = ("passkey",)  # tasks: samples are made as needed, and answers to prompts are evaluated
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
@@ -101,7 +101,6 @@ class DataConfig:
     tasks: float | None = setting(None, above=0, most=1)  # text: share of training windows that are RULER's tasks on it
     passkeys: float | None = setting(None, above=0, most=1)  # text: share of training windows that are pass keys
     needles: int = setting(1, least=1)  # passkey: keys in a prompt, of which one is asked for
-    pairs: int = setting(8, least=1)  # mqar: pairs of a key and a value in a text
 
 
 @dataclass

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from landmark.data.key_value import KeyValue
-from landmark.data.mqar import Mqar
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import sample_generator
 from landmark.data.ruler import Ruler
@@ -62,13 +60,7 @@ class SyntheticCorpus:
 
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
     """The synthetic data with the name `data.name`; None if this is the name of a corpus."""
-    if data.name == "passkey":
-        return SyntheticCorpus(Passkey(data.needles), tokenizer)
-    if data.name == "key_value":
-        return SyntheticCorpus(KeyValue(), tokenizer)
-    if data.name == "mqar":
-        return SyntheticCorpus(Mqar(data.pairs), tokenizer)
-    return None
+    return SyntheticCorpus(Passkey(data.needles), tokenizer) if data.name == "passkey" else None
 
 
 def task_corpus(config: "Config", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:

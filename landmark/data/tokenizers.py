@@ -111,18 +111,6 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype)
 
 
-class SymbolTokenizer(Tokenizer):
-    """So many symbols, for tasks without text; then end of text and landmark, padded to a multiple of 64.
-
-    A text is encoded as no ids. Raises UserError for fewer than 4 symbols, or an odd number.
-    """
-
-    def __init__(self, symbols: int = 8192):
-        if symbols < 4 or symbols % 2:
-            raise UserError(f"tokenizer.vocab_size={symbols}: choose an even number of symbols, at least 4")
-        super().__init__(f"symbols-{symbols}", symbols, symbols + 1, -(-(symbols + 2) // 64) * 64, {})
-
-
 class BytePairTokenizer(Tokenizer):
     """Cuts a text into pieces by a pattern, and joins the bytes of a piece, the pair of the lowest rank first.
 
@@ -272,23 +260,19 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer `bytes`, `code`, `gpt2`, `symbols`, or `pretrained`, which belongs to a transformers model.
+    """The tokenizer `bytes`, `code`, `gpt2`, or `pretrained`, which belongs to a transformers model.
 
-    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `GPT2Tokenizer`; for
-    `symbols`, their number.
+    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `GPT2Tokenizer`.
 
     Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
     """
-    if name not in ("gpt2", "code", "bytes", "symbols", "pretrained"):
-        raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes, symbols or pretrained")
-    unused = {"bytes": ("file", "vocab_size"), "code": ("file", "vocab_size"), "symbols": ("file",)}.get(name, ())
+    if name not in ("gpt2", "code", "bytes", "pretrained"):
+        raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes or pretrained")
     for key, value in {"file": file, "vocab_size": vocab_size}.items():
-        if value is not None and key in unused:
+        if value is not None and name in ("bytes", "code"):
             raise UserError(f"tokenizer.{key}={value}: tokenizer={name} has no {key}, set tokenizer.{key}=null")
     if name == "gpt2":
         return GPT2Tokenizer(file, vocab_size)
-    if name == "symbols":
-        return SymbolTokenizer() if vocab_size is None else SymbolTokenizer(vocab_size)
     if name != "pretrained":
         return ByteTokenizer() if name == "bytes" else CodeTokenizer()
     if file is None:

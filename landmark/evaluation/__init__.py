@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from landmark.evaluation.perplexity import evaluate as evaluate
     from landmark.evaluation.probes import evaluate_copy as evaluate_copy
-    from landmark.evaluation.probes import evaluate_mqar as evaluate_mqar
     from landmark.evaluation.recall import evaluate_recall as evaluate_recall
 
 _MODULES = {
     "evaluate": "perplexity",
     "evaluate_copy": "probes",
-    "evaluate_mqar": "probes",
     "evaluate_recall": "recall",
 }
-__all__ = ["evaluate", "evaluate_copy", "evaluate_mqar", "evaluate_recall"]
+__all__ = ["evaluate", "evaluate_copy", "evaluate_recall"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Accuracy of answers to prompts of synthetic data: pass keys (paper, Figure 3), key-value pairs."""
+"""Accuracy of answers to prompts of synthetic data: pass keys (paper, Figure 3) and RULER's tasks."""
 
 from __future__ import annotations
 

@@ -270,21 +270,19 @@ def train_here(
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
     from landmark.data import SyntheticCorpus, task_corpus
-    from landmark.data.mqar import Mqar
-    from landmark.evaluation import evaluate, evaluate_copy, evaluate_mqar, evaluate_recall
+    from landmark.evaluation import evaluate, evaluate_copy, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
-    recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
     unit = "tok" if config.eval.retriever is None else " texts"
     with ProgressBar(job.name, unit, deadline(config)) as progress:
         if config.eval.question is not None:
             corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
-            return (evaluate_mqar if recalls_pairs else evaluate_recall)(model, corpus, tokenizer, config, progress)
+            return evaluate_recall(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:
             from landmark.evaluation.sentences import evaluate_sentences
 

@@ -64,11 +64,11 @@ def spread_of(key: str) -> Reducer:
     return lambda source: source.results(f"{key}_se")[0] if len(source.records) == 1 else source.deviation(key)
 
 
-def bound_of(share: str, bound: str, sign: int) -> Reducer:
-    """A bound of a share as the record of one seed has it; of several the mean and a standard deviation either way."""
+def bound_of_accuracy(bound: str, sign: int) -> Reducer:
+    """A bound of the accuracy of one seed, from its record; of several the mean and a standard deviation either way."""
 
     def reduce(source: Source) -> float | None:
-        mean, deviation = source.mean(share), source.deviation(share)
+        mean, deviation = source.mean("accuracy"), source.deviation("accuracy")
         if mean is None or deviation is None:
             return source.mean(bound)
         return min(1.0, max(0.0, mean + sign * deviation))
@@ -194,11 +194,6 @@ def _accuracy(value: float, row: "TableRow") -> str:
     return f"{100 * value:.0f} % [{low}, {high}]"
 
 
-def _recalled(value: float, row: "TableRow") -> str:
-    low, high = (100 * (bound or 0.0) for bound in (row.recall_low, row.recall_high))
-    return f"{100 * value:.1f} % [{low:.1f}, {high:.1f}]"
-
-
 def _drop_rate(value: float, row: "TableRow") -> str:
     if row.drop_rate_spread is None:
         return _percent(value, row)
@@ -253,16 +248,11 @@ class TableRow:
     first_copy_spread: float | None = column(spread_of("first_copy"))
     second_copy: float | None = _copy("second")
     second_copy_spread: float | None = column(spread_of("second_copy"))
-    recall: float | None = column(
-        mean("recall"), "recall", "values recalled of random pairs of tokens, in brackets the 95 % interval", _recalled
-    )
-    recall_low: float | None = column(bound_of("recall", "recall_low", -1))
-    recall_high: float | None = column(bound_of("recall", "recall_high", 1))
     accuracy: float | None = column(
         mean("accuracy"), "accuracy", "prompts answered, in brackets the 95 % interval", _accuracy, group=3
     )
-    accuracy_low: float | None = column(bound_of("accuracy", "accuracy_low", -1))
-    accuracy_high: float | None = column(bound_of("accuracy", "accuracy_high", 1))
+    accuracy_low: float | None = column(bound_of_accuracy("accuracy_low", -1))
+    accuracy_high: float | None = column(bound_of_accuracy("accuracy_high", 1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
     recall_at_1: float | None = _recall(1, "texts whose place is ranked first")
     recall_at_1_interval: tuple[float, float] | None = column(interval_of("recall_at_1"))

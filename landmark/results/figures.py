@@ -25,7 +25,6 @@ KINDS = {  # kinds of measurement: title of their panel, and the values that pan
     "hidden": ("Perplexity of hidden tokens", "perplexity", "difference"),
     "copies": ("Loss on a text, and when it is repeated", "copies"),
     "answers": ("Prompts answered", "percent"),
-    "recall": ("Values recalled", "percent"),
     "documents": ("Places found", "places"),
 }
 PAIRS = {  # values of which a row has two, that stand below each other: their columns by the words for the legend
@@ -170,11 +169,9 @@ def _value(table: Table, row: TableRow, value: str) -> Value | None:
         return None if (found := getattr(row, last)) is None else (found, (None, None))
     if value == "percent":
         share, low, high = row.accuracy, row.accuracy_low, row.accuracy_high
-        if share is None:
-            share, low, high = row.recall, row.recall_low, row.recall_high
         ends = [None if each is None else 100 * each for each in (low, high)]
         return None if share is None else (100 * share, (ends[0], ends[1]))
-    if row.perplexity is None or row.measured in ("copies", "recall"):  # probes, whose text is another
+    if row.perplexity is None or row.measured == "copies":  # probes, whose text is another
         return None
     if value == "perplexity":
         return row.perplexity, charts.around(row.perplexity, row.spread)

@@ -42,7 +42,6 @@ COUNTED = {
 OF_OTHER_KINDS = {
     "Answers to prompts": ("answers", "accuracy"),
     "Second copies of a text": ("copies", "second_copy"),
-    "Values recalled": ("recall", "recall"),
     "Documents found": ("documents", "recall_at_10"),
     "Hidden tokens": ("hidden", "perplexity"),
 }

@@ -8,7 +8,6 @@ _BY_RESULT = {
     "recall_at_1": "documents",  # found by a retriever
     "accuracy": "answers",  # to prompts
     "second_copy": "copies",  # the probe `copy`
-    "recall": "recall",  # of pairs of tokens
 }
 KINDS = (TEXT, *_BY_RESULT.values(), "hidden")
 

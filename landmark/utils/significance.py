@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 Segments = Sequence[Sequence[float]]
 """For each segment: first token counted, tokens counted, their summed loss in nats."""
@@ -81,23 +80,6 @@ def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, floa
         have = sums.get(key, (0.0, 0.0))
         sums[key] = have[0] + tokens, have[1] + nll
     return sums
-
-
-def share_interval(segments: Segments) -> tuple[float, float]:
-    """Lower and upper bound of a 95 % interval (Wilson 1927) of a share, where each segment has several trials.
-
-    Trials of one segment may depend on each other. Their number is therefore lowered to the number of independent
-    trials that has the same standard error, the one over segments. It stays where that error is 0 or unknown.
-    segments: for each, any number, its trials, its successes.
-    """
-    share, error = mean_and_error(segments)
-    trials = float(sum(each[1] for each in segments))
-    if error > 0:
-        trials = min(trials, share * (1 - share) / error**2)
-    z = NormalDist().inv_cdf(1 - (1 - 0.95) / 2)
-    middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    reach = z / (1 + z**2 / trials) * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:

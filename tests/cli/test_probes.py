@@ -77,7 +77,7 @@ def test_each_column_is_shown_of_the_rows_that_have_it(output, records):
     results = records["plain_96"]["results"]
     assert float(rows["plain_96"]["first_copy"]) == results["first_copy"]
     assert float(rows["plain_96"]["second_copy_spread"]) == results["second_copy_se"]
-    assert rows["plain_96"]["recall"] == rows["books_96"]["second_copy"] == ""
+    assert rows["plain_96"]["accuracy"] == rows["books_96"]["second_copy"] == ""
     for names, shown in (
         (["plain_96", "once_96"], {"first copy, nats", "second copy, nats"}),
         (["books_96"], set()),
@@ -100,9 +100,9 @@ def test_several_seeds_have_a_mean_and_a_deviation(records):
     def seed(**results):
         return records["landmark_96"] | {"results": records["landmark_96"]["results"] | results}
 
-    shares = [seed(recall=share, recall_low=0.0, recall_high=1.0) for share in (0.2, 0.3, 0.4)]
+    shares = [seed(accuracy=share, accuracy_low=0.0, accuracy_high=1.0) for share in (0.2, 0.3, 0.4)]
     row = tables.build("t", {"a": shares}).rows[0]
-    assert (row.recall, row.recall_low, row.recall_high) == pytest.approx((0.3, 0.2, 0.4))
+    assert (row.accuracy, row.accuracy_low, row.accuracy_high) == pytest.approx((0.3, 0.2, 0.4))
     row = tables.build("t", {"a": [seed(second_copy=nats, first_copy=4.0) for nats in (1.0, 2.0)]}).rows[0]
     assert (row.second_copy, row.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
     assert row.first_copy_spread == 0

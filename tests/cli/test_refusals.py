@@ -142,7 +142,7 @@ train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
 train.k=[4] train.local=250 cmt=on → train.local=250: is for cmt=off and positions=standard
 model.backend=triton train.k=[4] → train.k=[4]: is for attention without fused kernels
 data=passkey data.repeats=[0.5] → data.repeats=[0.5]: is for the text of a corpus
-data=mqar tokenizer=symbols data.tasks=0.5 → data.tasks=0.5: is for the text of a corpus
+data=passkey data.tasks=0.5 → data.tasks=0.5: is for the text of a corpus
 eval.task=copy data=passkey → eval.task=copy: is for the text of a corpus
 eval.task=fwe retrieval.scorer=given → retrieval.scorer=given: is for eval.task=niah_
 model=llama model.num_kv_heads=2 → model.num_kv_heads=2: is for our decoder, not models of transformers

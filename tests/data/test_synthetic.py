@@ -1,4 +1,4 @@
-"""Pass keys, key-value pairs and MQAR: their samples, their prompts and what counts as an answer."""
+"""Pass keys: their samples, their prompts and what counts as an answer."""
 
 import re
 from functools import partial
@@ -10,8 +10,6 @@ import torch
 from landmark.config.schema import SYNTHETIC, DataConfig
 from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus, task_corpus
 from landmark.data.datamodule import WindowDataModule
-from landmark.data.key_value import KEYS, KeyValue
-from landmark.data.mqar import Mqar
 from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, Passkey
 from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_windows import SyntheticWindows
@@ -20,37 +18,17 @@ from landmark.utils.errors import UserError
 from tests.data.test_ruler import CODE, ESSAYS
 from tests.training.training_case import make_config, make_corpus
 
-TOKENIZER, SYMBOLS = load_tokenizer("bytes"), load_tokenizer("symbols", vocab_size=64)
-PAIRS = SyntheticCorpus(KeyValue(), TOKENIZER)
-LINE = re.compile(r"([^\sa-z=])([a-z])\n")
+TOKENIZER = load_tokenizer("bytes")
 
 
-@pytest.mark.parametrize(
-    ("corpus", "length", "message"),
-    [
-        (SyntheticCorpus(Passkey(), TOKENIZER), 100, r"eval\.length=100: a passkey prompt needs at least 2\d\d tokens"),
-        (PAIRS, 6, r"eval\.length=6: a key_value prompt needs at least 7 tokens"),
-        (SyntheticCorpus(Mqar(4), SYMBOLS), 63, "even"),
-        (SyntheticCorpus(Mqar(4), SYMBOLS), 14, "at least 16"),
-        (SyntheticCorpus(Mqar(32), SYMBOLS), 500, "only 31 keys"),
-    ],
-)
-def test_a_length_that_is_too_short_is_refused(corpus, length, message):
-    with pytest.raises(UserError, match=message):
-        corpus.check("test", length)
+def test_a_length_that_is_too_short_is_refused():
+    with pytest.raises(UserError, match=r"eval\.length=100: a passkey prompt needs at least 2\d\d tokens"):
+        SyntheticCorpus(Passkey(), TOKENIZER).check("test", 100)
 
 
-@pytest.mark.parametrize(
-    ("data", "answer", "text", "right"),
-    [
-        *((Passkey(), "417", text, True) for text in (" 417.", " is 417 or 5")),
-        *((Passkey(), "417", text, False) for text in (" 4171", " 41 417", "", "0417")),
-        *((KeyValue(), "k", text, True) for text in ("k\n", "k")),
-        *((KeyValue(), "k", text, False) for text in ("x", "", " k")),
-    ],
-)
-def test_the_first_integer_or_letter_is_the_answer(data, answer, text, right):
-    assert data.answered(text, answer) is right
+def test_the_first_integer_is_the_answer():
+    texts = {" 417.": True, " is 417 or 5": True, " 4171": False, " 41 417": False, "": False, "0417": False}
+    assert {text: Passkey().answered(text, "417") for text in texts} == texts
 
 
 def test_every_kind_of_synthetic_data_by_its_name():
@@ -61,18 +39,13 @@ def test_every_kind_of_synthetic_data_by_its_name():
     assert synthetic_corpus(DataConfig(name="pg19", cache=""), TOKENIZER) is None
 
 
-DATA = {"passkey": Passkey(), "key_value": KeyValue(), "mqar": Mqar(4), "ruler": RulerSamples(ESSAYS)}
-TOKENIZERS = {"mqar": SYMBOLS, "ruler": CODE}
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_windows_of_any_data(name):
+@pytest.mark.parametrize(("data", "tokenizer"), [(Passkey(), TOKENIZER), (RulerSamples(ESSAYS), CODE)])
+def test_windows_of_any_data(data, tokenizer):
     """They depend on split, seed, step and index, and are the same text with landmarks and without."""
-    tokenizer = TOKENIZERS.get(name, TOKENIZER)
 
     def made(split="train", seed=0, step=7, indices=None, length=320, block_size=15):
         settings = {"length": length, "batch_size": 6, "seed": seed, "block_size": block_size}
-        return SyntheticWindows(SyntheticCorpus(DATA[name], tokenizer), split, **settings).batch(step, indices)
+        return SyntheticWindows(SyntheticCorpus(data, tokenizer), split, **settings).batch(step, indices)
 
     marked, part, plain = made(), made(indices=range(2, 5)), made(length=300, block_size=None)
     others = [made(step=8), made(seed=1), made("validation")]
@@ -86,9 +59,8 @@ def test_windows_of_any_data(name):
         assert torch.equal(getattr(marked, each)[~is_landmark], getattr(plain, each).flatten())
     assert ((plain.weights > 0) == (plain.targets != NO_LOSS)).all()
     assert plain.weights.sum(1).tolist() == pytest.approx((plain.targets != NO_LOSS).sum(1).tolist(), rel=1e-4)
-    if name != "mqar":  # whose targets are values
-        counted = plain.targets[:, :-1] != NO_LOSS
-        assert torch.equal(plain.targets[:, :-1][counted], plain.tokens[:, 1:][counted])
+    counted = plain.targets[:, :-1] != NO_LOSS
+    assert torch.equal(plain.targets[:, :-1][counted], plain.tokens[:, 1:][counted])
 
 
 def text_of(tokens):
@@ -209,96 +181,3 @@ def test_pass_keys_are_asked_of_a_model_of_text(tmp_path):
     (same,) = SyntheticCorpus(Passkey(needles=3), TOKENIZER).prompts("test", 900, 1)
     assert prompt.answer == same.answer
     assert (prompt.tokens == same.tokens).all()
-
-
-def test_keys_are_single_bytes_that_mean_nothing_else():
-    assert len(KEYS) == len(set(KEYS)) == 67
-    assert len(KEYS.encode()) == 67
-    assert KEYS.isprintable()
-    assert not set(KEYS) & set("abcdefghijklmnopqrstuvwxyz= \n")
-
-
-def test_samples_define_keys_and_ask_for_all_of_them_in_another_order():
-    batch = SyntheticWindows(PAIRS, "train", length=100, batch_size=120, seed=0, block_size=None).batch(0)
-    assert batch.weights is not None
-    counts, orders = set(), set()
-    for tokens, weights in zip(batch.tokens.numpy(), batch.weights.numpy()):
-        text = TOKENIZER.decode(tokens)
-        assert len(text) == 100
-        defined, asked = text.split("==\n")
-        pairs, queries = LINE.findall(defined), LINE.findall(asked)
-        assert LINE.sub("", defined) == ""
-        assert len(LINE.sub("", asked)) < 3, "cut at the end"
-        count = len({key for key, _ in pairs})
-        assert count == len(pairs)
-        assert set(queries) <= set(pairs)
-        for start in range(0, len(queries) - count + 1, count):
-            assert sorted(queries[start : start + count]) == sorted(pairs)
-        counts.add(count)
-        orders.add(pairs == queries[:count])
-        heaviest = np.flatnonzero(weights == weights.max()) + 1
-        at = [match.start(2) for match in LINE.finditer(text) if match.start() > text.index("==\n")]
-        assert heaviest[: len(at)].tolist() == at, "the values"
-    assert min(counts) == 2
-    assert (100 - 3) // 6 < max(counts) <= (100 - 3) // 3 - 1, "few queries in some texts, at least one in all"
-    assert False in orders
-
-
-def test_a_long_sample_defines_no_more_than_there_are_keys():
-    batch = SyntheticWindows(PAIRS, "train", length=900, batch_size=40, seed=0, block_size=None).batch(0)
-    counts = [TOKENIZER.decode(tokens).index("==\n") // 3 for tokens in batch.tokens.numpy()]
-    assert 50 < max(counts) <= 67
-
-
-@pytest.mark.parametrize("block_size", [3, 15])
-def test_lines_and_blocks_end_together(block_size):
-    width = block_size + 1
-    batch = SyntheticWindows(PAIRS, "train", length=5 * width, batch_size=4, seed=0, block_size=block_size).batch(0)
-    for tokens in batch.tokens.numpy():
-        for block in tokens.reshape(-1, width):
-            assert block[-1] == TOKENIZER.landmark
-            lines = TOKENIZER.decode(block).splitlines(keepends=True)
-            assert len(lines) == block_size // 3
-            assert {len(line) for line in lines} == {3}
-
-
-@pytest.mark.parametrize(("length", "definitions"), [(10, 2), (40, 12), (66, 20), (205, 67), (2000, 67)])
-def test_prompts_are_as_full_as_they_can_be(length, definitions):
-    for prompt in PAIRS.prompts("test", length, 5):
-        defined, query = TOKENIZER.decode(prompt.tokens).split("==\n")
-        pairs = LINE.findall(defined)
-        assert LINE.sub("", defined) == ""
-        assert len(dict(pairs)) == len(pairs) == definitions
-        assert dict(pairs)[query] == prompt.answer
-
-
-def test_prompts_ask_for_any_definition():
-    places = {TOKENIZER.decode(p.tokens).index(chr(p.tokens[-1])) // 3 for p in PAIRS.prompts("test", 34, 100)}
-    assert places == set(range(10))
-
-
-@pytest.mark.parametrize(("pairs", "length"), [(1, 4), (4, 64), (8, 32), (16, 256)])
-def test_texts_are_pairs_and_then_each_key_once_more(pairs, length):
-    for seed in range(20):
-        tokens, targets = Mqar(pairs).text(np.random.default_rng(seed), length, SYMBOLS)
-        keys, values = tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2]
-        assert len(set(keys.tolist())) == len(set(values.tolist())) == pairs
-        assert ((keys >= 1) & (keys < 32)).all()
-        assert ((values >= 32) & (values < 64)).all()
-        asked = np.flatnonzero(targets != NO_LOSS)
-        assert sorted(tokens[asked]) == sorted(keys)
-        assert (asked >= 2 * pairs).all()
-        assert (asked % 2 == 0).all()
-        known = dict(zip(keys.tolist(), values.tolist(), strict=True))
-        assert [known[key] for key in tokens[asked].tolist()] == targets[asked].tolist()
-        rest = np.setdiff1d(np.arange(2 * pairs, length), asked)
-        assert (tokens[rest] == 0).all()
-
-
-def test_gaps_follow_the_power_law():
-    places = np.zeros(60)
-    for seed in range(1000):
-        _, targets = Mqar(1).text(np.random.default_rng(seed), 122, SYMBOLS)
-        places[(np.flatnonzero(targets != NO_LOSS)[0] - 2) // 2] += 1
-    law = np.arange(1, 61) ** (0.01 - 1.0)
-    np.testing.assert_allclose(places / 1000, law / law.sum(), atol=4 * np.sqrt(0.25 * 0.75 / 1000))

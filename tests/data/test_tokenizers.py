@@ -108,7 +108,7 @@ def test_long_runs_are_encoded(run: str):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("words",), "gpt2, code, bytes, symbols or pretrained"),
+        (("words",), "gpt2, code, bytes or pretrained"),
         (("bytes", "file"), "tokenizer.file=file: tokenizer=bytes has no file, set tokenizer.file=null"),
         (("bytes", None, 512), "tokenizer=bytes has no vocab_size, set tokenizer.vocab_size=null"),
         (("code", "file"), "tokenizer=code has no file, set tokenizer.file=null"),
@@ -118,8 +118,6 @@ def test_long_runs_are_encoded(run: str):
         (("gpt2", None, 50368), "multiple of 64 from 320 to 50304"),
         (("gpt2", "absent"), r"absent does not exist: name another tokenizer\.file"),
         (("gpt2", __file__), f"{__file__}.*sha256.*{GPT2_RANKS_SHA256}"),
-        (("symbols", None, 7), "choose an even number of symbols, at least 4"),
-        (("symbols", None, 2), "choose an even number of symbols, at least 4"),
     ],
 )
 def test_unknown_tokenizers_impossible_vocabularies_and_wrong_files_are_refused(settings, message):

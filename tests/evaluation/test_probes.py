@@ -13,7 +13,7 @@ from landmark.data.evaluation_texts import copies
 from landmark.data.stream import Stream
 from landmark.evaluation import evaluate_copy
 from landmark.models.language_model import LanguageModel
-from landmark.utils.significance import mean_and_error, paired_difference, share_interval
+from landmark.utils.significance import mean_and_error, paired_difference
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of
 
 V = TOKENIZER.vocab_size
@@ -131,20 +131,3 @@ def test_rows_of_one_length_are_paired_segment_by_segment(stream):
     assert found.nats == pytest.approx(-NOTHING)
     longer = evaluate_copy(Copier(LANDMARK), stream, settings(80))
     assert paired_difference(copier["segments"], longer["segments"]) is None
-
-
-def test_the_interval_is_wider_where_values_are_recalled_together():
-    """Half of all values: spread over all segments, or whole segments of which none or all are recalled."""
-    even, whole = [[n, 20, 10] for n in range(40)], [[n, 20, 20 * (n % 2)] for n in range(40)]
-    low, high = share_interval(even)
-    assert (low, high) == pytest.approx((0.5 - 0.0345, 0.5 + 0.0345), abs=1e-3)  # of 800 independent values
-    low, high = share_interval(whole)
-    assert (low, high) == pytest.approx((0.352, 0.648), abs=3e-3)  # of 40: Wilson's interval of 20 in 40
-
-
-@pytest.mark.parametrize(
-    ("right", "trials", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634)]
-)
-def test_the_interval_of_one_segment_is_wilsons(right, trials, low, high):
-    """Values from published tables of the score interval."""
-    assert share_interval([[0, trials, right]]) == pytest.approx((low, high), abs=1e-4)

@@ -1,40 +1,36 @@
-"""Accuracy of answers: pass keys, tasks of RULER whose right blocks are given, MQAR; and exact bounds."""
+"""Accuracy of answers: pass keys, tasks of RULER whose right blocks are given; and exact bounds."""
 
 import math
 
 import pytest
 import torch
 
-from landmark.config.schema import Config, DataConfig, EvalConfig, ModelConfig, RetrievalConfig
-from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
+from landmark.config.schema import Config, EvalConfig, ModelConfig, RetrievalConfig
+from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
 from landmark.data.ruler import Ruler
 from landmark.data.ruler.material import Essays
-from landmark.evaluation import evaluate_mqar, evaluate_recall
+from landmark.evaluation import evaluate_recall
 from landmark.evaluation.recall import score_interval
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.significance import clopper_pearson
 from tests.configurations import decoder_config
-from tests.evaluation.test_perplexity import LANDMARK
-from tests.evaluation.test_probes import Copier
 
-BYTES, CODE, SYMBOLS = load_tokenizer("bytes"), load_tokenizer("code"), load_tokenizer("symbols", vocab_size=64)
+BYTES, CODE = load_tokenizer("bytes"), load_tokenizer("code")
 ESSAYS = Essays(CODE.encode("The crow sees the boat. The boat sees the crow. " * 50), CODE)
 
 
-def decoder(kind="landmark", tokenizer=CODE, block_size=20):
-    shape = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": block_size}
+def decoder(kind="landmark", tokenizer=CODE):
+    shape = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": 20}
     torch.manual_seed(0)
     return Decoder(decoder_config(kind, tokenizer.vocab_size, landmark_id=tokenizer.landmark, **shape))
 
 
-def settings(scorer="landmark", k=2, pairs=4, **changes) -> Config:
+def settings(scorer="landmark", k=2, **changes) -> Config:
     evaluation = {"length": 310, "local": 100, "split": "test", "prompts": 9, "generated": 7, "batch_size": 4}
-    data, retrieval = DataConfig(name="mqar", pairs=pairs), RetrievalConfig(k=k, scorer=scorer)
-    return Config(
-        model=ModelConfig(kind="landmark"), data=data, eval=EvalConfig(**evaluation | changes), retrieval=retrieval
-    )
+    retrieval = RetrievalConfig(k=k, scorer=scorer)
+    return Config(model=ModelConfig(kind="landmark"), eval=EvalConfig(**evaluation | changes), retrieval=retrieval)
 
 
 def test_counts_the_prompts_that_are_answered(monkeypatch):
@@ -136,31 +132,3 @@ def test_the_interval_of_parts_holds_that_of_whole_answers():
 def test_clopper_pearson(successes, trials, low, high):
     """Values from published tables of the exact binomial interval."""
     assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
-
-
-def recalled(model, length, local, batch_size=None):
-    config = settings(length=length, local=local, prompts=10, batch_size=batch_size)
-    corpus = synthetic_corpus(config.data, SYMBOLS)
-    assert corpus is not None
-    return evaluate_mqar(model, corpus, SYMBOLS, config)
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize(("length", "local"), [(64, 64), (64, 10), (400, 50)])
-def test_a_model_that_remembers_recalls_everything(length, local, batch_size):
-    results = recalled(Copier(LANDMARK), length, local, batch_size)
-    assert results["recall"] == 1
-    assert results["correct"] == [4] * 10
-    assert results["tokens"] == 40
-    assert results["recall_low"] > 0.9
-
-
-def test_a_model_that_forgets_recalls_what_is_asked_in_the_chunk_of_the_pairs():
-    results = recalled(Copier(LANDMARK, forgets=True), 64, 10)
-    assert 0 < results["recall"] < 0.5
-
-
-def test_mqar_is_evaluated_on_the_real_path():
-    results = recalled(decoder(tokenizer=SYMBOLS, block_size=5), 64, 10)
-    assert results["recall"] < 0.5
-    assert results["memory"]["retrievals"] > 0

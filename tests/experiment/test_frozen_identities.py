@@ -12,7 +12,6 @@ RECIPE = {  # of the recipe
     ("table1_pg19", "landmark_2048_k4", "nano"): ("087bbaf657", "6e52a41474"),
     ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
     ("quickstart", "twice_last_blocks", "nano"): ("213ce15ae4", "f0077dc14a"),
-    ("key_value", "landmark-block15_205", "nano"): ("3c7c07b3e3", "b703f5db26"),
     ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
     ("hierarchy", "levels2_8192", "nano"): ("b8f37afdfd", "1155ab45fc"),
     ("masked_lm", "landmark-k4_500", "nano"): ("a30eea7e31", "faf25ca7bb"),
@@ -31,7 +30,6 @@ PAPERS = {  # of the sizes and experiments as they were when these identities we
     ("figure5_unique_blocks", "per_head", "nano"): ("43fa399889", "2d895bcbc4"),
     ("figure6_positional_jumps", "standard-true_2048", "nano"): ("43fa399889", "fde3b2ee6e"),
     ("ablation_retrieval", "full_4096", "nano"): ("3c06348a4f", "9ad314046b"),
-    ("key_value", "landmark-block3-k16_64", "nano"): ("60e9e03230", "f91d271471"),
     ("retriever", "sentence-chance", "nano"): ("43fa399889", "964d9243aa"),
     ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
 }

@@ -67,7 +67,7 @@ def test_evaluation_reads_the_budget_or_the_whole_split(configure):
     assert landmark.tokens == 250_000 * 51 / 50
 
 
-@pytest.mark.parametrize("asked", ["eval.task=vt", "eval.task=copy", "data=passkey", "data=mqar"])
+@pytest.mark.parametrize("asked", ["eval.task=vt", "eval.task=copy", "data=passkey"])
 def test_prompts_and_probes_are_counted_whatever_the_budget(configure, asked):
     plain = configure("model=transformer", "size=nano", asked, "eval.prompts=7", "eval.length=600", "eval.tokens=8192")
     assert row_cost("a", plain, 320, False, 3_000_000).tokens == 7 * 600

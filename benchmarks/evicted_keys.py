@@ -31,7 +31,7 @@ PRESSES = {"snapkv": "SnapKVPress", "expected": "ExpectedAttentionPress", "tova"
 def write_prompts(model: str, path: Path, length: int, count: int) -> None:
     """Write ids, where the question begins among them, and the answer."""
     from landmark.data.passkey import Passkey
-    from landmark.data.synthetic_corpus import SyntheticCorpus
+    from landmark.data.synthetic import SyntheticCorpus
     from landmark.data.tokenizers import PretrainedTokenizer
     from landmark.huggingface.safe_loading import open_tokenizer
 

@@ -5,7 +5,7 @@ from landmark.data.evaluation_texts import Segment, segments
 from landmark.data.preparation import find, prepare
 from landmark.data.sources import SPLITS
 from landmark.data.stream import Corpus, Stream, open_corpus
-from landmark.data.synthetic_corpus import SyntheticCorpus, synthetic_corpus, task_corpus
+from landmark.data.synthetic import SyntheticCorpus, synthetic_corpus, task_corpus
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [

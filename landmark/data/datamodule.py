@@ -13,7 +13,7 @@ from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
 from landmark.data.ruler.material import Essays
 from landmark.data.ruler.samples import RulerSamples
-from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
 from landmark.data.windows import ControlledLandmarks, PositionalJumps, TrainingWindows
 from landmark.utils.constants import NO_LOSS

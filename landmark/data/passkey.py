@@ -5,23 +5,16 @@ for each. From prompts alone, learning to copy takes very long. So the rest of t
 dense: a few labelled keys are stated, and asked for many times in random order, with filler between.
 """
 
+import bisect
 import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from landmark.data.synthetic_data import (
-    Piece,
-    Prompt,
-    SyntheticData,
-    TrainingText,
-    encode,
-    largest,
-    too_short,
-    training_text,
-)
+from landmark.data.synthetic import Piece, Prompt, SyntheticData, TrainingText, encode, filled
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import ANSWER_WEIGHT, DENSE_SHARE, PASSKEY_VERSION
+from landmark.utils.errors import UserError
 
 INTRODUCTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -51,14 +44,13 @@ class Passkey(SyntheticData):
         self.prompt_settings = {"needles": needles, "version": 1}
 
     def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
-        """Texts one after another, each closed by end of text; the last one is cut. Only the first may be a prompt."""
-        ids, weights = [], []
-        while (room := length - sum(map(len, ids))) > 0:
-            dense = bool(ids) or rng.random() < self.dense
-            text, weight = encode(self._dense(rng, room), tokenizer) if dense else self._answered(rng, room, tokenizer)
-            ids += [text, np.array([tokenizer.eot])]
-            weights += [weight, np.zeros(1)]
-        return training_text(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
+        """Texts one after another, of which only the first may be a prompt."""
+
+        def text(room: int) -> tuple[np.ndarray, np.ndarray]:
+            dense = room < length or rng.random() < self.dense
+            return encode(self._dense(rng, room), tokenizer) if dense else self._answered(rng, room, tokenizer)
+
+        return filled(length, tokenizer.eot, text)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt of `length` tokens, or a few less, because filler is added by characters."""
@@ -70,14 +62,14 @@ class Passkey(SyntheticData):
             return encode(self._prompt(rng, needles, filler), tokenizer)[0]
 
         if len(tokens(0)) > length:
-            raise too_short(self.name, length, len(tokens(0)))
-        filler = largest(lambda characters: len(tokens(characters)) <= length, 8 * length)
+            raise UserError(f"eval.length={length}: a passkey prompt needs at least {len(tokens(0))} tokens")
+        filler = bisect.bisect(range(1, 8 * length + 1), length, key=lambda characters: len(tokens(characters)))
         return Prompt(tokens(filler), str(needles[0][1]))
 
-    def answered(self, text: str, answer: str) -> bool:
-        """The first integer of the text is the key."""
+    def score(self, text: str, answer: str) -> float:
+        """1 if the first integer of the text is the key, else 0."""
         found = re.search(r"\d+", text)
-        return found is not None and found.group() == answer
+        return int(found is not None and found.group() == answer)
 
     def _prompt(self, rng: np.random.Generator, needles: list[tuple[str, int]], filler: int) -> Iterator[Piece]:
         """The paper's prompt with `filler` characters of filler, and the key anywhere among them."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from landmark.data.random_numbers import TASKS, random_numbers, sample_generator
-from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.windows import TrainingWindows, raw_position
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.window_batch import WindowBatch

@@ -210,7 +210,7 @@ class Runner:
             stream = cast("Stream", corpus.split(settings.split))
             corpus = task_corpus(job.config, stream, self.inputs.tokenizer(job.config))
         if isinstance(corpus, SyntheticCorpus):
-            corpus.check(settings.split, settings.length)
+            corpus.prompts(settings.split, settings.length, 1)
             return
         if settings.probe is not None:
             copies(settings, cast("Stream", corpus.split(settings.split)))

@@ -30,7 +30,7 @@ from landmark.utils.team import first_says, started_together
 if TYPE_CHECKING:
     from landmark.config.schema import Config
     from landmark.data.stream import Corpus
-    from landmark.data.synthetic_corpus import SyntheticCorpus
+    from landmark.data.synthetic import SyntheticCorpus
     from landmark.data.tokenizers import Tokenizer
     from landmark.models import LanguageModel
 

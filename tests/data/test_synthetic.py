@@ -23,12 +23,12 @@ TOKENIZER = load_tokenizer("bytes")
 
 def test_a_length_that_is_too_short_is_refused():
     with pytest.raises(UserError, match=r"eval\.length=100: a passkey prompt needs at least 2\d\d tokens"):
-        SyntheticCorpus(Passkey(), TOKENIZER).check("test", 100)
+        SyntheticCorpus(Passkey(), TOKENIZER).prompts("test", 100, 1)
 
 
 def test_the_first_integer_is_the_answer():
     texts = {" 417.": True, " is 417 or 5": True, " 4171": False, " 41 417": False, "": False, "0417": False}
-    assert {text: Passkey().answered(text, "417") for text in texts} == texts
+    assert {text: Passkey().score(text, "417") for text in texts} == texts
 
 
 def test_every_kind_of_synthetic_data_by_its_name():

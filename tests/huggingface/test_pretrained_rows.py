@@ -15,7 +15,7 @@ from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import Passkey
 from landmark.data.ruler import Ruler
 from landmark.data.stream import Stream
-from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.tokenizers import PretrainedTokenizer
 from landmark.evaluation.perplexity import evaluate

@@ -11,7 +11,7 @@ import wandb
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config.schema import LoggerConfig
-from landmark.data.synthetic_corpus import SyntheticSplit
+from landmark.data.synthetic import SyntheticSplit
 from landmark.experiment.records import Records
 from landmark.tracking import loggers, wandb_run
 from landmark.tracking.tracker import Tracker

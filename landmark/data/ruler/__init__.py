@@ -11,9 +11,10 @@ import numpy as np
 
 from landmark.data.ruler.material import KEYS, Essays, Material
 from landmark.data.ruler.tasks import CommonWords, FrequentWords, Needles, Sample, Task, Variables
-from landmark.data.synthetic_data import Prompt, SyntheticData, too_short
+from landmark.data.synthetic import Prompt, SyntheticData
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import RULER_VERSION
+from landmark.utils.errors import UserError
 
 TASKS: dict[str, Task] = {
     "niah_single_1": Needles("noise"),
@@ -60,7 +61,8 @@ class Ruler(SyntheticData):
                 break
             size = max(self.task.least, size - max(1, size // 64))
         if len(tokens) > room:
-            raise too_short(f"{self.prompt_settings['task']}", length, len(tokens) + self.generated)
+            name, least = self.prompt_settings["task"], len(tokens) + self.generated
+            raise UserError(f"eval.length={length}: a {name} prompt needs at least {least} tokens")
         return Prompt(tokens.astype(np.int64), " ".join(sample.answers), evidence_ranges(sample, ends))
 
     def make(self, rng: random.Random, size: int, length: int, first: int = 0) -> Sample:

@@ -20,7 +20,7 @@ import numpy as np
 from landmark.data.ruler import TASKS, Ruler
 from landmark.data.ruler.material import Essays
 from landmark.data.ruler.tasks import Needles, Variables
-from landmark.data.synthetic_data import Piece, SyntheticData, TrainingText, encode, training_text
+from landmark.data.synthetic import Piece, SyntheticData, TrainingText, encode, filled
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import ANSWER_WEIGHT, RULER_SAMPLES_VERSION
 from landmark.utils.errors import UserError
@@ -53,16 +53,16 @@ class RulerSamples(SyntheticData):
         self._rulers = {name: Ruler(name, 0, essays, task) for name, task in made.items()}
 
     def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
-        """Texts one after another, each closed by end of text. Where none fits into what remains one is cut."""
+        """Texts one after another. Where none fits into what remains one is cut."""
         draw = random.Random(int(rng.integers(1 << 62)))
-        ids, weights = [], []
-        while (room := length - sum(map(len, ids))) > 0:
-            text = self._text(draw, room, tokenizer) or self._text(draw, length, tokenizer)
-            if text is None:
+
+        def text(room: int) -> tuple[np.ndarray, np.ndarray]:
+            made = self._text(draw, room, tokenizer) or self._text(draw, length, tokenizer)
+            if made is None:
                 raise UserError(f"data.tasks: no task fits into a window of {length} tokens: raise train.length")
-            ids += [text[0], np.array([tokenizer.eot])]
-            weights += [text[1], np.zeros(1)]
-        return training_text(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
+            return made
+
+        return filled(length, tokenizer.eot, text)
 
     def _text(self, draw: random.Random, room: int, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray] | None:
         """Ids and weights of a text with as many questions as fit into `room` tokens; None if no task fits."""

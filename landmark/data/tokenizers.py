@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +21,13 @@ if TYPE_CHECKING:
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 # GPT-2's pattern with possessive quantifiers: the same pieces, without backtracking over long runs.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-CODE_VOCAB_SIZE = 1024
-# Beside this file; learned by tiktoken._educational.bpe_train from 200 stretches of the library of Python 3.11.7.
-CODE_RANKS = "code.tiktoken"
+# Learned by tiktoken._educational.bpe_train from 200 stretches of the library of Python 3.11.7.
+CODE_RANKS = Path(__file__).with_name("code.tiktoken")
 CODE_RANKS_SHA256 = "f63f53e5f04341f1f02d374e9cf31d2f03e9de4dfaf325727633ab67d322f4a5"
 # Ends of lines with the indentation that follows; names with the underscores before them, numbers, signs, each with one
 # space before; other whitespace. Every character matches, without backtracking over long runs.
 CODE_PATTERN = r"""[\r\n]++[ \t]*+| ?(?:_++\p{L}*+|\p{L}++)| ?\p{N}++| ?[^\s\p{L}\p{N}_]++|[^\S\r\n]++"""
-
-FEW = 100  # ids that are decoded one by one
+Ranks = dict[bytes, int]
 
 
 class Tokenizer:
@@ -39,48 +36,40 @@ class Tokenizer:
     dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian.
     """
 
-    def __init__(
-        self,
-        name: str,
-        eot: int,
-        landmark: int,
-        vocab_size: int,
-        pieces: dict[int, bytes] | Callable[[], dict[int, bytes]],
-        **decisive: str | Callable[[], str],
-    ):
+    def __init__(self, name: str, eot: int, landmark: int, vocab_size: int):
         """name: a part of the names of prepared corpora. eot: id of end of text, which follows every document.
-        vocab_size: rows of the embedding matrix, unused padding ids included. pieces: the bytes of each id of text, or
-        what loads them when they are first needed. decisive: what else decides the ids of a text, for the hash.
+        vocab_size: rows of the embedding matrix, unused padding ids included.
         """
         self.name, self.eot, self.landmark, self.vocab_size = name, eot, landmark, vocab_size
         self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-        self._load = pieces
-        self._decisive = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
+
+    def described(self) -> dict[str, str]:
+        """What decides the ids of a text, besides the name and the special ids."""
+        raise NotImplementedError
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of an id. Raises UserError where they cannot be loaded."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
+        raise NotImplementedError
 
     @functools.cached_property
     def hash(self) -> str:
         """Hex SHA-256 of everything that decides the ids of a text."""
-        settings = {name: value() if callable(value) else value for name, value in self._decisive.items()}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-    @functools.cached_property
-    def _pieces(self) -> list[bytes]:
-        known = self._load if isinstance(self._load, dict) else self._load()
-        return [known.get(token, b"") for token in range(self.vocab_size)]
+        ids = {"name": self.name, "eot": self.eot, "landmark": self.landmark, "vocab_size": self.vocab_size}
+        return hashlib.sha256(json.dumps(ids | self.described(), sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
     def byte_lengths(self) -> np.ndarray:
         """Bytes of each id, (vocab_size,) int64. Raises UserError where the pieces of text cannot be loaded."""
-        return np.array([len(piece) for piece in self._pieces], dtype=np.int64)
+        return np.array([len(self.piece(token)) for token in range(self.vocab_size)], dtype=np.int64)
 
     @property
     def beginning(self) -> list[int]:
         """Ids before every text that a model reads."""
         return []
-
-    def encode(self, text: str) -> np.ndarray:
-        """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
-        raise NotImplementedError
 
     def encode_with_ends(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) of a text, and the byte of the text at which each ends, (n,) int64."""
@@ -89,7 +78,7 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
         """The bytes of ids, with `special` for each special or unused id."""
-        return b"".join([self._pieces[token] or special for token in np.asarray(ids).tolist()])
+        return b"".join([self.piece(token) or special for token in np.asarray(ids).tolist()])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids, without special ids; a character that is cut at an end becomes U+FFFD."""
@@ -104,8 +93,13 @@ class ByteTokenizer(Tokenizer):
     """
 
     def __init__(self):
-        pieces = {value: bytes([value]) for value in range(256)}
-        super().__init__("bytes", 256, 257, 320, pieces, encoding="utf-8")
+        super().__init__("bytes", 256, 257, 320)
+
+    def described(self) -> dict[str, str]:
+        return {"encoding": "utf-8"}
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype)
@@ -114,75 +108,70 @@ class ByteTokenizer(Tokenizer):
 class BytePairTokenizer(Tokenizer):
     """Cuts a text into pieces by a pattern, and joins the bytes of a piece, the pair of the lowest rank first.
 
-    tiktoken does it, in parallel threads.
+    tiktoken does it, in parallel threads. Ids below end of text are text.
     """
 
     def __init__(
-        self,
-        name: str,
-        ranks: Callable[[], dict[bytes, int]],
-        ranks_sha256: str,
-        pattern: str,
-        ids: tuple[int, int, int],
+        self, name: str, ranks: Callable[[], Ranks], ranks_sha256: str, pattern: str, ids: tuple[int, int, int]
     ):
-        """ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed.
-        ranks_sha256: of the file of all ranks, a part of the identity. pattern: a regular expression that matches every
-        character of any text. ids: end of text, landmark, and the size of the vocabulary.
+        """ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed; those
+        from end of text on are not used. ranks_sha256: of the file of all ranks, a part of the identity. pattern: a
+        regular expression that matches every character of any text. ids: end of text, landmark, and the size of the
+        vocabulary.
         """
-        self._ranks, self._pattern = functools.cache(ranks), pattern
-        pieces = lambda: {rank: piece for piece, rank in self._ranks().items()}  # noqa: E731
-        super().__init__(name, *ids, pieces, ranks=ranks_sha256, pattern=pattern)
+        super().__init__(name, *ids)
+        self._ranks, self._ranks_sha256, self._pattern = ranks, ranks_sha256, pattern
+
+    def described(self) -> dict[str, str]:
+        return {"ranks": self._ranks_sha256, "pattern": self._pattern}
 
     @functools.cached_property
     def _encoding(self) -> "tiktoken.Encoding":
         import tiktoken
 
+        ranks = {piece: rank for piece, rank in self._ranks().items() if rank < self.eot}
         # No text is encoded to it, but without any special token tiktoken looks for one at every character.
         special = {"<|endoftext|>": self.eot}
-        return tiktoken.Encoding(
-            self.name, pat_str=self._pattern, mergeable_ranks=self._ranks(), special_tokens=special
-        )
+        return tiktoken.Encoding(self.name, pat_str=self._pattern, mergeable_ranks=ranks, special_tokens=special)
+
+    def piece(self, token: int) -> bytes:
+        encoding = self._encoding
+        return encoding.decode_single_token_bytes(token) if token < self.eot else b""
 
     def encode(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)
 
 
-class GPT2Tokenizer(BytePairTokenizer):
+def gpt2_tokenizer(file: str | Path | None = None, vocab_size: int | None = None) -> BytePairTokenizer:
     """GPT-2's encoding, whole or with fewer merges.
 
     In a small model a large vocabulary takes most of the time and of the parameters. With a `vocab_size` only the first
     merges are used: ids below vocab_size − 64 are text; the next two are end of text and landmark.
+
+    file: local copy of the ranks (None: they are downloaded when a text is first encoded or decoded). vocab_size: a
+    multiple of 64 from 320 on (None: all ids, padded to 50304). Raises UserError for another, and for a file that is
+    missing or a wrong one.
     """
-
-    def __init__(self, file: str | Path | None = None, vocab_size: int | None = None):
-        """file: local copy of the ranks (None: they are downloaded when a text is first encoded or decoded).
-        vocab_size: a multiple of 64 from 320 on (None: all ids, padded to 50304). Raises UserError for another, and for
-        a file that is missing or a wrong one.
-        """
-        if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
-            raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
-        whole = _read_gpt2_ranks(Path(file)) if file is not None else None
-        name, ids = "gpt2", (50256, 50260, 50304)
-        if vocab_size is not None:
-            name, ids = f"gpt2-{vocab_size}", first_ids(vocab_size)
-
-        def ranks() -> dict[bytes, int]:
-            known = _download_gpt2_ranks() if whole is None else whole
-            return known if vocab_size is None else {piece: rank for piece, rank in known.items() if rank < ids[0]}
-
-        super().__init__(name, ranks, GPT2_RANKS_SHA256, GPT2_PATTERN, ids)
+    if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
+        raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
+    ranks = _download_gpt2_ranks
+    if file is not None:
+        whole = _read_ranks(Path(file), GPT2_RANKS_SHA256, "name another tokenizer.file")
+        ranks = lambda: whole  # noqa: E731
+    if vocab_size is None:
+        return BytePairTokenizer("gpt2", ranks, GPT2_RANKS_SHA256, GPT2_PATTERN, (50256, 50260, 50304))
+    return BytePairTokenizer(
+        f"gpt2-{vocab_size}", ranks, GPT2_RANKS_SHA256, GPT2_PATTERN, (vocab_size - 64, vocab_size - 63, vocab_size)
+    )
 
 
-class CodeTokenizer(BytePairTokenizer):
+def code_tokenizer() -> BytePairTokenizer:
     """A small vocabulary for Python source, whose merges were learned from Python's standard library.
 
     Ids below 960 are text, 960 is end of text, 961 the landmark. Raises UserError if the file of ranks was changed.
     """
-
-    def __init__(self):
-        content = (files("landmark.data") / CODE_RANKS).read_bytes()
-        ranks = read_ranks(content, CODE_RANKS_SHA256, f"tokenizer=code: {CODE_RANKS} of landmark.data was changed")
-        super().__init__("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, first_ids(CODE_VOCAB_SIZE))
+    ranks = _read_ranks(CODE_RANKS, CODE_RANKS_SHA256, "install landmark again")
+    return BytePairTokenizer("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, (960, 961, 1024))
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -206,34 +195,34 @@ class PretrainedTokenizer(Tokenizer):
             inner.add_tokens([LANDMARK], special_tokens=True)
         self.inner = inner
         size = max(vocabulary.values()) + 1  # more than len(inner) where ids are left out
-        # Described only where a hash is asked for: large vocabularies take seconds.
-        given = inner.eos_token_id, vocabulary[LANDMARK], size, self._spelled
-        super().__init__("pretrained", *given, backend=self._described)
+        super().__init__("pretrained", inner.eos_token_id, vocabulary[LANDMARK], size)
+        self._pieces = dict.fromkeys({*inner.all_special_ids, *inner.added_tokens_decoder}, b"")
+
+    def described(self) -> dict[str, str]:
+        """Takes seconds for a large vocabulary."""
+        backend = json.loads(self.inner.backend_tokenizer.to_str())
+        decisive = {key: backend[key] for key in ("normalizer", "pre_tokenizer", "model")}
+        return {"backend": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()}
 
     @functools.cached_property
-    def _special(self) -> set[int]:
-        return set(self.inner.all_special_ids) | set(self.inner.added_tokens_decoder)
+    def _byte_of(self) -> dict[str, int]:
+        """The byte of each letter of a byte-level vocabulary; empty for one of pieces."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    @functools.cached_property
-    def _is_byte_level(self) -> bool:
-        return "ByteLevel" in repr(self.inner.backend_tokenizer.decoder)
+        is_byte_level = "ByteLevel" in repr(self.inner.backend_tokenizer.decoder)
+        return {letter: byte for byte, letter in bytes_to_unicode().items()} if is_byte_level else {}
 
-    def _spelled(self) -> dict[int, bytes]:
-        """The bytes of each id of text."""
-        text = ((id, token) for token, id in self.inner.get_vocab().items() if id not in self._special)
-        return {id: _piece(token, self._is_byte_level) for id, token in text}
-
-    def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
-        """As in `Tokenizer`. The bytes of all ids, which take a second, are not needed for some."""
-        if len(ids) > FEW:
-            return super().decode_bytes(ids, special)
-        text = [None if id in self._special else self.inner.backend_tokenizer.id_to_token(id) for id in map(int, ids)]
-        return b"".join([_piece(token or "", self._is_byte_level) or special for token in text])
-
-    def _described(self) -> str:
-        described = json.loads(self.inner.backend_tokenizer.to_str())
-        decisive = {key: described[key] for key in ("normalizer", "pre_tokenizer", "model")}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    def piece(self, token: int) -> bytes:
+        if token not in self._pieces:
+            text = self.inner.backend_tokenizer.id_to_token(token) or ""
+            if self._byte_of:
+                piece = bytes(self._byte_of[letter] for letter in text)
+            elif len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+                piece = bytes([int(text[3:5], 16)])
+            else:
+                piece = text.replace("▁", " ").encode()
+            self._pieces[token] = piece
+        return self._pieces[token]
 
     @property
     def beginning(self) -> list[int]:
@@ -262,7 +251,7 @@ class PretrainedTokenizer(Tokenizer):
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
     """The tokenizer `bytes`, `code`, `gpt2`, or `pretrained`, which belongs to a transformers model.
 
-    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `GPT2Tokenizer`.
+    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `gpt2_tokenizer`.
 
     Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
     """
@@ -272,9 +261,9 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
         if value is not None and name in ("bytes", "code"):
             raise UserError(f"tokenizer.{key}={value}: tokenizer={name} has no {key}, set tokenizer.{key}=null")
     if name == "gpt2":
-        return GPT2Tokenizer(file, vocab_size)
+        return gpt2_tokenizer(file, vocab_size)
     if name != "pretrained":
-        return ByteTokenizer() if name == "bytes" else CodeTokenizer()
+        return ByteTokenizer() if name == "bytes" else code_tokenizer()
     if file is None:
         raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
     return open_pretrained(file)
@@ -297,28 +286,13 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
     return PretrainedTokenizer(inner, f"tokenizer.file={folder}")
 
 
-def first_ids(vocab_size: int) -> tuple[int, int, int]:
-    """End of text, landmark and size of a vocabulary whose text has the ids below vocab_size − 64."""
-    return vocab_size - 64, vocab_size - 63, vocab_size
+def _read_ranks(file: Path, sha256: str, remedy: str) -> Ranks:
+    """The ranks in a file in tiktoken's format: lines of a base64 string of bytes and its rank."""
+    with open_written(file, remedy, sha256=sha256, named=f"{sha256[:10]}… of tiktoken's ranks") as content:
+        return {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content)}
 
 
-def read_ranks(content: bytes, sha256: str, fault: str) -> dict[bytes, int]:
-    """The ranks in a file's content, in tiktoken's format: lines of a base64 string of bytes and its rank.
-
-    Raises UserError, which begins with `fault`, where the content has another hash than `sha256`.
-    """
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise UserError(f"{fault}: its sha256 is {found}, expected {sha256}; fetch it again")
-    return {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
-
-
-def _read_gpt2_ranks(file: Path) -> dict[bytes, int]:
-    with open_written(file, "name another tokenizer.file") as content:
-        return read_ranks(content.read(), GPT2_RANKS_SHA256, f"tokenizer.file: {file} is not GPT-2's ranks file")
-
-
-def _download_gpt2_ranks() -> dict[bytes, int]:
+def _download_gpt2_ranks() -> Ranks:
     from tiktoken_ext import openai_public
 
     try:
@@ -328,22 +302,3 @@ def _download_gpt2_ranks() -> dict[bytes, int]:
             f"tokenizer.name=gpt2: GPT-2's ranks could not be downloaded ({type(error).__name__}): "
             "set tokenizer.file to a local gpt2.tiktoken (r50k_base), or choose tokenizer=bytes, which needs no file"
         ) from None
-
-
-def _piece(token: str, byte_level: bool) -> bytes:
-    """The bytes of a token."""
-    if byte_level:
-        return bytes(_BYTES[letter] for letter in token)
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("▁", " ").encode()
-
-
-def _letters() -> dict[str, int]:
-    """The byte of each of GPT-2's letters: printable bytes are their own letters, the others follow from 256 on."""
-    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [value for value in range(256) if value not in printed]
-    return {chr(value): value for value in printed} | {chr(256 + n): value for n, value in enumerate(others)}
-
-
-_BYTES = _letters()

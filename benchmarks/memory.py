@@ -10,7 +10,7 @@ from benchmarks.exactness import check_float32, check_float64
 from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
 from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, Say
 from benchmarks.timing import interleave, peak_of_new_process
-from landmark.evaluation.measurement import read_segments, token_losses
+from landmark.evaluation.measurement import segment_losses
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks, Recurrence
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -90,7 +90,7 @@ def reader(name: str, what: str, size: Scale) -> Callable[[], None]:
     def read() -> None:
         for segment, local, memory in feed(name, model, tokens, size):
             if what == LOSSES:
-                read_segments(model, segment, local, memory, token_losses)
+                segment_losses(model, segment, local, memory)
             else:
                 read_chunks(model, segment[:, :-1], local, memory)
 

@@ -1,7 +1,6 @@
 """Corpora as streams of raw token ids, with landmarks inserted when a window is read. Loads no torch."""
 
-from landmark.data.bytes_and_words import TextSize, text_size
-from landmark.data.evaluation_texts import Segment, segments
+from landmark.data.evaluation_texts import Segment, TextSize, segments, text_size
 from landmark.data.preparation import find, prepare
 from landmark.data.sources import SPLITS
 from landmark.data.stream import Corpus, Stream, open_corpus

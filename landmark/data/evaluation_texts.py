@@ -1,4 +1,4 @@
-"""What an evaluation reads of a split: segments, stretches that come twice, and sentences that are asked for.
+"""What an evaluation reads of a split: segments, and stretches that come twice; and the bytes and words of a text.
 
 The probe `eval.task=copy` measures whether a model looks back: a stretch of a split, then the same stretch again. The
 tokens marked with ^ are counted, those marked with - for comparison::
@@ -7,14 +7,13 @@ tokens marked with ^ are counted, those marked with - for comparison::
       - - -     ^ ^ ^
 
 The first token of a copy is not counted: nothing tells that the stretch begins again. So both copies are of the same
-tokens. Loads no torch.
+tokens. By bytes and words, perplexities of different tokenizers compare. Loads no torch.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +22,11 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from landmark.config.schema import Config, EvalConfig
+    from landmark.config.schema import EvalConfig
 
-SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
-WORDS = range(16, 41)  # of a sentence that may be a query
+_SPACES = (chr(code).encode() for code in range(0x3001) if chr(code).isspace())  # what str.split() parts words by
+_BETWEEN = re.compile(b"(?:%s)+" % b"|".join(map(re.escape, _SPACES)))
+_REACH = 3  # bytes of the longest whitespace character: how far a byte's class can depend on its neighbours
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,11 @@ def _cut(start: int, span: int, length: int) -> list[Segment]:
     return cut
 
 
-@dataclass(frozen=True)
-class Copies:
-    """Stretches that come twice.
+def copies(settings: "EvalConfig", stream: Stream) -> tuple[np.ndarray, list[int]]:
+    """`eval.prompts` stretches of `eval.length` / 2 tokens, at even distances, which do not overlap.
 
-    tokens: (N, L) int64. starts: for each segment the place that its counted tokens have in a record's `segments`.
-    counted: the positions of a segment's tokens that can be known by looking back. compared: positions of the same
-    tokens when they come first.
-    """
-
-    tokens: np.ndarray
-    starts: list[int]
-    counted: range
-    compared: range
-
-
-def copies(settings: "EvalConfig", stream: Stream) -> Copies:
-    """`eval.prompts` segments of `eval.length` tokens, at even distances, which do not overlap.
-
-    Raises UserError if the split has too few tokens.
+    Returns each twice, (N, L) int64, and the places in the stream where they begin. Raises UserError if the split has
+    too few tokens.
     """
     half, count = settings.length // 2, settings.prompts
     room = (len(stream) - 1) // half
@@ -112,71 +98,37 @@ def copies(settings: "EvalConfig", stream: Stream) -> Copies:
         )
     starts = [segment.start for segment in segments(len(stream), half, count * half, half)]
     once = np.stack([stream.tokens[start : start + half] for start in starts]).astype(np.int64)
-    return Copies(
-        tokens=np.concatenate([once, once], axis=1),
-        starts=[start + 1 for start in starts],
-        counted=range(half + 1, 2 * half),
-        compared=range(1, half),
-    )
+    return np.concatenate([once, once], axis=1), starts
 
 
-class AskedBlocks(NamedTuple):
-    """Documents in blocks of ℓ tokens, and queries for some of them.
+@dataclass(frozen=True)
+class TextSize:
+    """Size of a text: UTF-8 bytes, and words, which are parted by whitespace."""
 
-    ids: of each document, (blocks · ℓ,) int64, padded with end of text. texts: of all blocks; a character whose bytes
-    are in several blocks belongs to the last of them. wanted: for each query the numbers of the blocks that count.
+    num_bytes: int
+    words: int
+
+
+def word_starts(text: bytes) -> list[int]:
+    """The bytes of UTF-8 text at which words begin, as many as len(text.decode().split())."""
+    starts = [*([] if _BETWEEN.match(text) else [0]), *(space.end() for space in _BETWEEN.finditer(text))]
+    return [start for start in starts if start < len(text)]
+
+
+def text_size(tokens: np.ndarray, ranges: Iterable[tuple[int, int]], tokenizer: Tokenizer) -> TextSize:
+    """Bytes and words of the text of token ranges [start, stop) of a stream.
+
+    A word belongs to the range of its first byte, so the sizes of adjacent ranges add up. End of text has no bytes and
+    parts words. tokens: (N,) ids of the stream.
     """
-
-    ids: list[np.ndarray]
-    texts: list[str]
-    queries: list[str]
-    wanted: list[list[int]]
-
-
-def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
-    """The texts of a stream."""
-    tokens = np.asarray(stream.tokens)
-    ends = np.flatnonzero(tokens == tokenizer.eot)
-    starts = [0, *(ends + 1)]
-    return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
-
-
-def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, int, str]]:
-    """`count` random sentences of 16 to 40 words that occur once in their text: the text's number, place, sentence.
-
-    Raises UserError for too few sentences.
-    """
-    found = [
-        (number, match.start(), match.group())
-        for number, text in enumerate(texts)
-        for match in SENTENCE.finditer(text)
-        if len(match.group().split()) in WORDS and text.count(match.group()) == 1
-    ]
-    if len(found) < count:
-        raise UserError(f"eval.prompts={count}: the split has only {len(found)} sentences of 16 to 40 words")
-    return sorted(found[n] for n in np.random.default_rng(seed).choice(len(found), count, replace=False))
-
-
-def asked_blocks(stream: Stream, tokenizer: Tokenizer, config: "Config", block_size: int) -> AskedBlocks:
-    """The blocks of a stream, and those that hold `eval.prompts` sentences, which are asked for."""
-    texts = document_texts(stream, tokenizer)
-    asked = sentences(texts, config.eval.prompts, config.seed)
-    documents = [split_into_blocks(text, tokenizer, block_size) for text in texts]
-    before = np.cumsum([0, *(len(blocks) for blocks, _ in documents)])
-    starts = [np.cumsum([0, *map(len, blocks[:-1])]) for blocks, _ in documents]
-    wanted = []
-    for number, start, sentence in asked:
-        last = start + len(sentence) - 1
-        low, high = before[number] + np.searchsorted(starts[number], [start, last], "right") - 1
-        wanted.append(list(range(low, high + 1)))
-    of_blocks = [text for blocks, _ in documents for text in blocks]
-    return AskedBlocks([ids for _, ids in documents], of_blocks, [sentence for *_, sentence in asked], wanted)
-
-
-def split_into_blocks(text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[str], np.ndarray]:
-    """The texts of a document's blocks, and its ids (blocks · ℓ,) int64, padded with end of text."""
-    ids, ends = tokenizer.encode_with_ends(text)
-    characters = np.cumsum([len(character.encode()) for character in text])  # the byte at which each ends
-    cuts = [0, *np.searchsorted(characters, ends[block_size - 1 : -1 : block_size], "right"), len(text)]
-    padded = np.pad(ids.astype(np.int64), (0, -len(ids) % block_size), constant_values=tokenizer.eot)
-    return [text[start:stop] for start, stop in pairwise(cuts)], padded
+    total_bytes = total_words = 0
+    for start, stop in ranges:
+        if not 0 <= start <= stop <= len(tokens):
+            raise ValueError(f"token range {start}..{stop} is not inside a stream of {len(tokens)} tokens")
+        body_ids = np.asarray(tokens[start:stop])
+        total_bytes += int(tokenizer.byte_lengths[body_ids].sum())
+        body = tokenizer.decode_bytes(body_ids, special=b" ")
+        before = tokenizer.decode_bytes(tokens[max(0, start - _REACH) : start], special=b" ")
+        after = tokenizer.decode_bytes(tokens[stop : stop + _REACH], special=b" ")
+        total_words += sum(0 <= at - len(before) < len(body) for at in word_starts(before + body + after))
+    return TextSize(total_bytes, total_words)

@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
-from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
+from landmark.data.stream import FORMAT, MANIFEST, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import held_lock, name_in_errors, sealed, sync_folder, write_json
@@ -53,18 +53,15 @@ def prepare(
 
     Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
     """
-    if (given := _given(tokenizer, path)) is not None:
-        return given
-    source = _source(name, path, options, max_documents)
-    folder = _folder(source, tokenizer, Path(cache))
-    if not (folder / MANIFEST).exists():
+    folder, source = _place(name, tokenizer, cache, path, options, max_documents)
+    if source is not None and not (folder / MANIFEST).exists():
         _ = tokenizer.byte_lengths  # what it needs to encode is there, or is missed before anything is made
         folder.parent.mkdir(parents=True, exist_ok=True)
         wait = lambda: _log.warning("another process is preparing %s: waiting for it", folder)  # noqa: E731
         with held_lock(folder.with_name(f".{folder.name}.lock"), wait):
             if not (folder / MANIFEST).exists():
                 _write_corpus(source, tokenizer, folder, progress)
-    return open_corpus(folder)
+    return _open(folder, tokenizer)
 
 
 def find(
@@ -77,36 +74,42 @@ def find(
     max_documents: int | None = None,
 ) -> Corpus | None:
     """Open a corpus if it is prepared; else None. Never tokenises or downloads. Arguments and errors of `prepare`."""
-    if (given := _given(tokenizer, path)) is not None:
-        return given
-    folder = _folder(_source(name, path, options, max_documents), tokenizer, Path(cache))
-    return open_corpus(folder) if (folder / MANIFEST).exists() else None
+    folder, _ = _place(name, tokenizer, cache, path, options, max_documents)
+    return _open(folder, tokenizer) if (folder / MANIFEST).exists() else None
 
 
-def _given(tokenizer: Tokenizer, path: str | Path | None) -> Corpus | None:
-    """The corpus that was prepared in the folder `path`; None where it is no such folder."""
-    if path is None or not (Path(path) / MANIFEST).is_file():
-        return None
-    corpus = open_corpus(path)
+def _place(
+    name: str,
+    tokenizer: Tokenizer,
+    cache: str | Path,
+    path: str | Path | None,
+    options: Mapping[str, Any] | None,
+    max_documents: int | None,
+) -> tuple[Path, Source | None]:
+    """The folder of a prepared corpus, and what it is made of; None where `path` is such a folder."""
+    if path is not None and (Path(path) / MANIFEST).is_file():
+        return Path(path), None
+    source = open_source(name, path, **(options or {}))
+    if max_documents is not None:
+        source = FirstDocuments(source, max_documents)
+    decisive = {"format": FORMAT, "source": source.identity, "tokenizer": tokenizer.hash}
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    return Path(cache).expanduser().absolute() / f"{source.name}-{tokenizer.name}-{digest[:10]}", source
+
+
+def _open(folder: Path, tokenizer: Tokenizer) -> Corpus:
+    corpus = open_corpus(folder)
     if corpus.manifest["tokenizer"].get("hash") != tokenizer.hash:
         raise UserError(
-            f"data.path: {path} was prepared with another tokenizer than {tokenizer.name}: name the folder of the texts"
+            f"data.path: {folder} was prepared with another tokenizer than {tokenizer.name}: name the folder of the "
+            "texts"
         )
     return corpus
 
 
-def _source(name: str, path: str | Path | None, options: Mapping[str, Any] | None, max_documents: int | None) -> Source:
-    source = open_source(name, path, **(options or {}))
-    return source if max_documents is None else FirstDocuments(source, max_documents)
-
-
-def _folder(source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
-    decisive = {"format": FORMAT, "source": source.identity, "tokenizer": tokenizer.hash}
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    return cache.expanduser().absolute() / f"{source.name}-{tokenizer.name}-{digest[:10]}"
-
-
 def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: bool) -> None:
+    if folder.exists():
+        raise UserError(f"{folder} has no {MANIFEST}, so it is no prepared corpus: move it away or delete it")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
@@ -126,7 +129,6 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
         }
         write_json(partial / MANIFEST, sealed(manifest))
         remember_verified(partial)
-        _discard_without_manifest(folder)
         os.rename(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -169,18 +171,6 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
     if not counts["documents"]:
         raise UserError(f"{source.name}: split {split!r} of {source.origin} has no text: every document is empty")
     return {"file": file.name, **counts, "sha256": digest.hexdigest()}
-
-
-def _discard_without_manifest(folder: Path) -> None:
-    """Delete the files of a prepared corpus whose manifest is gone. Raises UserError if there are other files."""
-    if not folder.exists():
-        return
-    for file in [*(folder / f"{split}.bin" for split in SPLITS), folder / VERIFIED]:
-        file.unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError:
-        raise UserError(f"{folder} holds files that are not a prepared corpus: move them away") from None
 
 
 def batches_of(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:

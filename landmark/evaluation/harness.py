@@ -18,12 +18,15 @@ from jinja2 import TemplateError
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
-from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportMissingImports]
+from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from landmark.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
-from landmark.evaluation.measurement import batches_of_same_length
+from landmark.evaluation.measurement import alike
 from landmark.models import LanguageModel, load
 from landmark.models.language_model import Sampling
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -65,14 +68,12 @@ class LandmarkLM(TemplateLM):
             path: folder of the model.
             tokenizer: `gpt2`, `code` or `bytes`, for our own models; else a folder with a tokenizer of transformers
                 (None: `path`).
-            tokenizer_file: ranks of `gpt2` (None: they are downloaded).
-            vocab_size: of `gpt2`, as in `load_tokenizer`.
+            tokenizer_file, vocab_size: of `gpt2`, as in `load_tokenizer`.
             local: tokens read at a time (None: 250, the window of Transformer-XL).
             max_length: most tokens of a text (None: any number with a memory, else what the model was made for).
             max_gen_toks: most tokens of an answer, where a task does not say.
             batch_size: most texts that are read together; the harness's "auto" is not supported.
             max_batch_size: not used; the harness gives it.
-            device: of torch (None: a GPU where there is one).
             enable_thinking: of the template for chats (None: as it usually does).
             memory: settings of the landmark memory, such as k=4, granularity, tier, max_blocks.
 
@@ -183,7 +184,7 @@ class LandmarkLM(TemplateLM):
         if self.max_length is not None:
             texts = [text[-(self.max_length + 1) :] for text in texts]
         answers: list[Answer] = [(0.0, True)] * len(requests)
-        for numbers in batches_of_same_length([len(text) for text in texts], self.batch_size):
+        for numbers in alike([len(text) for text in texts], self.batch_size):
             inputs = torch.tensor([texts[number][:-1] for number in numbers], device=self.device)
             continuations = [requests[number][2] for number in numbers]
             for number, answer in zip(numbers, self._scores(inputs, continuations), strict=True):
@@ -198,41 +199,36 @@ class LandmarkLM(TemplateLM):
         Raises UserError where max_gen_toks leaves no room for a context, and for options (gen_kwargs) that would change
         the text elsewhere and have no meaning here.
         """
-        answers = [""] * len(requests)
-        contexts = [self.tok_encode(request.args[0]) for request in requests]
-        arguments = [cast("tuple[str, dict[str, Any]]", request.args) for request in requests]
-        options: list[dict[str, Any]] = [{**normalize_gen_kwargs(given, self.max_gen_toks)} for _, given in arguments]
-        for same in _groups([str(sorted(each.items(), key=str)) for each in options]):
-            settings = options[same[0]]
-            tokens, until = settings["max_gen_toks"], settings.get("until") or []
+        answers, contexts, options = [""] * len(requests), [], []
+        for request in requests:
+            text, given = cast("tuple[str, dict[str, Any]]", request.args)
+            options.append({**normalize_gen_kwargs(given, self.max_gen_toks)})
+            contexts.append(self.tok_encode(text))
             if self.max_length is not None:
-                if tokens >= self.max_length:
+                if (tokens := options[-1]["max_gen_toks"]) >= self.max_length:
                     raise UserError(
                         f"max_gen_toks={tokens}: leaves no room for a prompt within max_length={self.max_length}"
                     )
-                for number in same:
-                    contexts[number] = contexts[number][-(self.max_length - tokens) :]
-            sampling = _sampling(settings)
-            for chosen in batches_of_same_length([len(contexts[number]) for number in same], self.batch_size):
-                numbers = [same[place] for place in chosen]
-                texts = self._continue([contexts[number] for number in numbers], tokens, until, sampling)
-                for number, text in zip(numbers, texts, strict=True):
-                    answers[number] = text
-                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                contexts[-1] = contexts[-1][-(self.max_length - tokens) :]
+        kinds = [(len(ids), str(sorted(each.items(), key=str))) for ids, each in zip(contexts, options, strict=True)]
+        for numbers in alike(kinds, self.batch_size):
+            texts = self._continue([contexts[number] for number in numbers], options[numbers[0]])
+            for number, text in zip(numbers, texts, strict=True):
+                answers[number] = text
+                self.cache_hook.add_partial("generate_until", requests[number].args, text)
         return answers
 
-    def _continue(self, contexts: list[list[int]], tokens: int, until: list[str], sampling: Sampling) -> list[str]:
+    def _continue(self, contexts: list[list[int]], options: dict[str, Any]) -> list[str]:
         """Texts that follow contexts of one length; generation ends when each has one of `until`."""
-        ids: list[list[int]] = [[] for _ in contexts]
-        settings = {"local": self._local, "memory": self._new_memory(), "sampling": sampling, "stop": [self._text.eot]}
-        texts = [""] * len(ids)
-        for step in self.model.stream(contexts, tokens, **settings):
+        until, texts, ids = options.get("until") or [], [""] * len(contexts), [[] for _ in contexts]
+        settings = {"local": self._local, "memory": self._new_memory(), "stop": [self._text.eot]}
+        for step in self.model.stream(contexts, options["max_gen_toks"], sampling=_sampling(options), **settings):
             for text, token in zip(ids, step, strict=True):
                 text += [] if token is None else [token]
             texts = [self._text.decode(text) for text in ids]
             if all(any(end in text for end in until) for text in texts):
                 break
-        return [_before(text, until) for text in texts]
+        return [postprocess_generated_text(text, until, None) for text in texts]
 
     @torch.no_grad()
     def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Answer]:
@@ -267,21 +263,6 @@ class LandmarkLM(TemplateLM):
         return (
             self.model.new_memory(**self._settings) if self.model.config.kind == "landmark" else self.model.new_memory()
         )
-
-
-def _groups(keys: Sequence[Any]) -> list[list[int]]:
-    """The places of equal keys."""
-    found: dict[Any, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
-    return list(found.values())
-
-
-def _before(text: str, until: Sequence[str]) -> str:
-    """The text before the first of some ends."""
-    for end in until:
-        text = text.split(end)[0] if end else text
-    return text
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:

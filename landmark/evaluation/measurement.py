@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 # Tokens of the chunks of a batch, without a setting of the batch size; on a GPU as many as have LOGITS_AT_ONCE.
 TOKENS_AT_ONCE, MOST_AT_ONCE, LOGITS_AT_ONCE = 1 << 12, 1 << 15, 1 << 30
 Progress = Callable[[int, int], None]
-Look = Callable[[Tensor, Tensor], Tensor]
-"""From the logits (B, C, vocabulary) after C tokens, and the ids (B, C) that follow, to a value of each, (B, C)."""
 
 
 class Measurement:
@@ -35,7 +33,7 @@ class Measurement:
 
     1. `batches` gives out the texts in batches, and takes the time.
     2. `new_memory` gives an empty memory for a batch, and counts what it does.
-    3. `read` looks at the predictions of a batch.
+    3. `losses` reads a batch.
     4. `entries` is the part of the record that all evaluations have.
 
     local: tokens that are read at a time. batch_size: texts that are read together. device: of the model. done: tokens
@@ -61,7 +59,7 @@ class Measurement:
         """The numbers of the texts of each batch. lengths: tokens of each text that are read."""
         reset_peak_memory()
         started = time.perf_counter()
-        for numbers in batches_of_same_length(lengths, self.batch_size):
+        for numbers in alike(lengths, self.batch_size):
             yield numbers
             add_counters(self._counters, self._memory)
             self._memory = None
@@ -75,11 +73,11 @@ class Measurement:
         self._memory = new_memory(self._model, self._config, observer)
         return self._memory
 
-    def read(self, tokens: np.ndarray, memory: Any, *looks: Look) -> list[np.ndarray]:
-        """The values of each look at the predictions of raw ids (B, L+1), each (B, L). As `read_segments`."""
+    def losses(self, tokens: np.ndarray, memory: Any) -> np.ndarray:
+        """The losses of the predictions of raw ids (B, L+1), each (B, L), as `segment_losses`."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
         with inference(self._model, self._config):
-            return [seen.cpu().numpy() for seen in read_segments(self._model, ids, self.local, memory, *looks)]
+            return segment_losses(self._model, ids, self.local, memory).cpu().numpy()
 
     def entries(
         self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
@@ -103,30 +101,27 @@ class Measurement:
         }
 
 
-def batches_of_same_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The numbers of texts of the same length, at most `most` together, the longest first."""
-    for length in sorted(set(lengths), reverse=True):
-        same = [number for number, each in enumerate(lengths) if each == length]
+def alike(kinds: Sequence[Any], most: int) -> Iterator[list[int]]:
+    """The numbers of texts of the same kind, as of a length, at most `most` together, the longest first."""
+    for kind in sorted(set(kinds), reverse=True):
+        same = [number for number, each in enumerate(kinds) if each == kind]
         for start in range(0, len(same), most):
             yield same[start : start + most]
 
 
-def read_segments(model: LanguageModel, tokens: Tensor, local: int, memory: Any, *looks: Look) -> list[Tensor]:
-    """The values of each look at the predictions of raw ids (B, L+1), each (B, L). The last id is not read.
+def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory: Any) -> Tensor:
+    """The losses of the predictions of raw ids (B, L+1), (B, L). The last id is not read.
 
     model: in evaluation mode. local: tokens that are read at a time. memory: empty, for the whole batch (None: nothing
-    is kept between chunks). looks: get logits in float32 or better.
+    is kept between chunks).
     """
-    seen = []
-    for chunk, following in zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True):
-        logits = model(chunk, memory=memory)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        seen.append([look(logits, following) for look in looks])
-    return [torch.cat(values, 1) for values in zip(*seen, strict=True)]
+    chunks = zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True)
+    return torch.cat([token_losses(model(chunk, memory=memory), following) for chunk, following in chunks], 1)
 
 
 def token_losses(logits: Tensor, following: Tensor) -> Tensor:
-    """The loss of each prediction, float64 nats."""
+    """The loss of each prediction, float64 nats, of logits in float32 or better."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
     return losses.view_as(following).double()
 

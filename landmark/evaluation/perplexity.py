@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from landmark.config.schema import UNIQUE_BLOCKS
-from landmark.data.bytes_and_words import text_size
-from landmark.data.evaluation_texts import segments
+from landmark.data.evaluation_texts import segments, text_size
 from landmark.evaluation.chunks import penultimate_chunk_start
-from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses, token_losses
+from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses
 from landmark.evaluation.retrieval import RetrievalStatistics
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def evaluate(
         batch = [cut[number] for number in numbers]
         tokens = np.stack([stream.tokens[s.start : s.start + s.length + 1] for s in batch])
         tokens = np.concatenate([np.tile(beginning, (len(batch), 1)), tokens], 1)
-        (losses,) = measured.read(tokens, measured.new_memory(retrieval), token_losses)
+        losses = measured.losses(tokens, measured.new_memory(retrieval))
         for segment, loss in zip(batch, losses[:, len(beginning) :], strict=True):
             counted.add(segment.targets[0], loss, np.arange(segment.length - segment.counted, segment.length))
     entries = counted.entries()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from landmark.data.evaluation_texts import copies
-from landmark.evaluation.measurement import Measurement, Progress, loss_entries, token_losses
+from landmark.evaluation.measurement import Measurement, Progress, loss_entries
 from landmark.evaluation.retrieval import RetrievalMap
 from landmark.utils.significance import mean_and_error
 
@@ -32,20 +32,20 @@ def evaluate_copy(
     Raises UserError if the settings do not fit the split or the model.
     """
     settings, measured = config.eval, Measurement(model, config, progress)
-    texts = copies(settings, stream)
-    count, length = texts.tokens.shape
+    tokens, starts = copies(settings, stream)
+    count, length = tokens.shape
     losses, observer = np.zeros((count, length - 1)), None
     if model.config.kind == "landmark" and model.config.block_size is not None:
         observer = RetrievalMap(settings.length, measured.local, model.config.block_size)
     for numbers in measured.batches([length] * count):
-        (losses[numbers],) = measured.read(texts.tokens[numbers], measured.new_memory(observer), token_losses)
+        losses[numbers] = measured.losses(tokens[numbers], measured.new_memory(observer))
 
-    def sums(positions: range) -> list[list[float]]:
-        """Of each segment; the token at position p is predicted at p − 1."""
-        summed = losses[:, np.asarray(positions) - 1].sum(1)
-        return [[start, len(positions), value.item()] for start, value in zip(texts.starts, summed, strict=True)]
+    def sums(copy: int) -> list[list[float]]:
+        """Of each segment, from the second token of a copy on; the token at position p is predicted at p − 1."""
+        summed = losses[:, copy * length // 2 :][:, : length // 2 - 1].sum(1)
+        return [[start + 1, length // 2 - 1, value.item()] for start, value in zip(starts, summed, strict=True)]
 
-    second, compared = loss_entries(sums(texts.counted)), sums(texts.compared)
+    second, compared = loss_entries(sums(1)), sums(0)
     first, first_error = mean_and_error(compared)
     copy_map = None if observer is None else observer.summary(count)
     return {

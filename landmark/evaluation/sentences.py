@@ -11,17 +11,19 @@ Sentences of some books are asked for, and all blocks of the books are ranked. H
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landmark.attention.rotary import rotate
-from landmark.data.evaluation_texts import AskedBlocks, asked_blocks
+from landmark.utils.errors import UserError
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.data import Stream, Tokenizer
 
+SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
+WORDS = range(16, 41)  # of a sentence that may be a query
 AT = 1, 10  # ranks up to which a found block counts
 WINDOW, BATCH = 10, 8  # blocks that attend to each other, as in training; windows that are read together
 AT_ONCE = 1 << 25  # scores of tokens in memory
@@ -150,6 +154,68 @@ def _rank(scores: Tensor, wanted: Sequence[int]) -> int:
     others = torch.ones(len(scores), dtype=torch.bool)
     others[wanted] = False
     return 1 + int((scores[others] >= scores[wanted].max()).sum())
+
+
+class AskedBlocks(NamedTuple):
+    """Documents in blocks of ℓ tokens, and queries for some of them.
+
+    ids: of each document, (blocks · ℓ,) int64, padded with end of text. texts: of all blocks; a character whose bytes
+    are in several blocks belongs to the last of them. wanted: for each query the numbers of the blocks that count.
+    """
+
+    ids: list[np.ndarray]
+    texts: list[str]
+    queries: list[str]
+    wanted: list[list[int]]
+
+
+def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
+    """The texts of a stream."""
+    tokens = np.asarray(stream.tokens)
+    ends = np.flatnonzero(tokens == tokenizer.eot)
+    starts = [0, *(ends + 1)]
+    return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
+
+
+def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, int, str]]:
+    """`count` random sentences of 16 to 40 words that occur once in their text: the text's number, place, sentence.
+
+    Raises UserError for too few sentences.
+    """
+    found = [
+        (number, match.start(), match.group())
+        for number, text in enumerate(texts)
+        for match in SENTENCE.finditer(text)
+        if len(match.group().split()) in WORDS and text.count(match.group()) == 1
+    ]
+    if len(found) < count:
+        raise UserError(f"eval.prompts={count}: the split has only {len(found)} sentences of 16 to 40 words")
+    return sorted(found[n] for n in np.random.default_rng(seed).choice(len(found), count, replace=False))
+
+
+def asked_blocks(stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int) -> AskedBlocks:
+    """The blocks of a stream, and those that hold `eval.prompts` sentences, which are asked for."""
+    texts = document_texts(stream, tokenizer)
+    asked = sentences(texts, config.eval.prompts, config.seed)
+    documents = [split_into_blocks(text, tokenizer, block_size) for text in texts]
+    before = np.cumsum([0, *(len(blocks) for blocks, _ in documents)])
+    starts = [np.cumsum([0, *map(len, blocks[:-1])]) for blocks, _ in documents]
+    wanted = []
+    for number, start, sentence in asked:
+        last = start + len(sentence) - 1
+        low, high = before[number] + np.searchsorted(starts[number], [start, last], "right") - 1
+        wanted.append(list(range(low, high + 1)))
+    of_blocks = [text for blocks, _ in documents for text in blocks]
+    return AskedBlocks([ids for _, ids in documents], of_blocks, [sentence for *_, sentence in asked], wanted)
+
+
+def split_into_blocks(text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[str], np.ndarray]:
+    """The texts of a document's blocks, and its ids (blocks · ℓ,) int64, padded with end of text."""
+    ids, ends = tokenizer.encode_with_ends(text)
+    characters = np.cumsum([len(character.encode()) for character in text])  # the byte at which each ends
+    cuts = [0, *np.searchsorted(characters, ends[block_size - 1 : -1 : block_size], "right"), len(text)]
+    padded = np.pad(ids.astype(np.int64), (0, -len(ids) % block_size), constant_values=tokenizer.eot)
+    return [text[start:stop] for start, stop in pairwise(cuts)], padded
 
 
 def _bm25(texts: list[str]) -> Callable[[str], Tensor]:

@@ -238,7 +238,7 @@ def evaluate(
         shown, hidden = masks.of_text(tokens, [segment.start for segment in batch])
         with inference(model, config):
             logits = model(shown, **blocks)
-            losses = token_losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)
+            losses = token_losses(logits, tokens)
         for segment, loss, is_hidden in zip(batch, losses.cpu().numpy(), hidden.cpu().numpy(), strict=True):
             places = np.arange(segment.length - segment.counted, segment.length)
             counted.add(segment.start + segment.length - segment.counted, loss, places[is_hidden[places]])

@@ -1,15 +1,16 @@
-"""What an evaluation reads: segments, and the texts of probes with the tokens that count."""
+"""What an evaluation reads: segments, stretches that come twice; bytes and words of a text."""
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from landmark.config.schema import EvalConfig
-from landmark.data import Segment, Stream, load_tokenizer, segments
-from landmark.data.evaluation_texts import copies
+from landmark.data import Segment, Stream, TextSize, load_tokenizer, segments, text_size
+from landmark.data.evaluation_texts import copies, word_starts
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
@@ -73,23 +74,22 @@ def texts(stream, length, prompts):
 
 
 @pytest.mark.parametrize(("length", "prompts"), [(4, 7), (60, 5), (222, 9), (1998, 1)])
-def test_a_stretch_of_the_split_comes_twice_and_both_are_counted_from_their_second_token_on(stream, length, prompts):
-    twice, half = texts(stream, length, prompts), length // 2
-    assert (twice.compared, twice.counted) == (range(1, half), range(half + 1, length))
-    assert twice.tokens.shape == (prompts, length)
-    assert twice.tokens.dtype == np.int64
-    for tokens, start in zip(twice.tokens, twice.starts, strict=True):
-        stretch = stream.tokens[start - 1 : start - 1 + half]  # the first token of a stretch is not counted
+def test_a_stretch_of_the_split_comes_twice(stream, length, prompts):
+    twice, starts = texts(stream, length, prompts)
+    assert twice.shape == (prompts, length)
+    assert twice.dtype == np.int64
+    for tokens, start in zip(twice, starts, strict=True):
+        stretch = stream.tokens[start : start + length // 2]
         np.testing.assert_array_equal(tokens, [*stretch, *stretch])
 
 
 def test_stretches_lie_evenly_over_the_split_and_do_not_overlap(stream):
-    starts = np.array(texts(stream, 60, 20).starts)
+    starts = np.array(texts(stream, 60, 20)[1])
     gaps = np.diff(starts)
-    assert starts[0] == 1
+    assert starts[0] == 0
     assert gaps.min() >= 30
     assert gaps.max() - gaps.min() <= 1
-    assert starts[-1] + 30 + gaps.max() >= 1000
+    assert starts[-1] + 30 + gaps.max() >= 999
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,46 @@ def test_stretches_lie_evenly_over_the_split_and_do_not_overlap(stream):
 def test_a_split_too_small_is_refused(stream, length, prompts, said):
     with pytest.raises(UserError, match=said):
         texts(stream, length, prompts)
+
+
+SPACED = st.text(
+    st.sampled_from(
+        "ab\u00e9\u4e8c \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u1680\u2000\u200a\u200b\u2028\u202f\u205f\u3000\ufeff"
+    )
+    | st.characters(codec="utf-8")
+)
+
+
+@given(SPACED)
+@example("".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000))
+def test_words_are_those_of_split(text: str):
+    assert len(word_starts(text.encode())) == len(text.split())
+
+
+@given(st.lists(SPACED, min_size=1, max_size=4), st.data())
+def test_sizes_of_adjacent_ranges_add_up(texts: list[str], data: st.DataObject):
+    stream = np.concatenate([np.append(TOKENIZER.encode(text), TOKENIZER.eot) for text in texts])
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=5))
+    edges = sorted({0, len(stream), *cuts})
+    sizes = [text_size(stream, [edge], TOKENIZER) for edge in pairwise(edges)]
+    whole = TextSize(sum(len(text.encode()) for text in texts), sum(len(text.split()) for text in texts))
+    assert TextSize(sum(size.num_bytes for size in sizes), sum(size.words for size in sizes)) == whole
+    assert text_size(stream, list(pairwise(edges)), TOKENIZER) == whole
+
+
+def test_a_word_counts_where_it_begins():
+    stream = TOKENIZER.encode("one two")
+    assert text_size(stream, [(0, 5)], TOKENIZER).words == 2
+    assert text_size(stream, [(5, 7)], TOKENIZER) == TextSize(2, 0)
+
+
+def test_ranges_outside_the_stream_are_refused():
+    with pytest.raises(ValueError, match="not inside a stream of 3 tokens"):
+        text_size(TOKENIZER.encode("abc"), [(1, 4)], TOKENIZER)
+
+
+def test_sizes_of_a_gpt2_stream(gpt2):
+    text = "Naïve\u00a0folk, 二 say “café”…"
+    stream = np.append(gpt2.encode(text), gpt2.eot)
+    cuts = [(at, at + 1) for at in range(len(stream))]
+    assert text_size(stream, cuts, gpt2) == TextSize(len(text.encode()), len(text.split()))

@@ -158,10 +158,10 @@ def test_manifest_cut_short_is_noticed_and_a_folder_that_is_not_ours_is_not_dele
     with pytest.raises(UserError, match=r"manifest\.json is not valid JSON.*and prepare it again"):
         again()
     manifest.unlink()
-    (corpus.folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="not a prepared corpus"):
+    with pytest.raises(UserError, match=r"has no manifest\.json, so it is no prepared corpus: move it away"):
         again()
-    (corpus.folder / "thesis.txt").unlink()
+    assert contents(corpus.folder) == before
+    shutil.rmtree(corpus.folder)
     assert contents(again().folder) == before
 
 

@@ -110,7 +110,7 @@ def test_losses_by_hand(stream):
     model = model_of(PLAIN)
     results = evaluate_copy(model, stream, settings(batch_size=4))
     first, second = [], []
-    for tokens in torch.from_numpy(copies(settings().eval, stream).tokens):
+    for tokens in torch.from_numpy(copies(settings().eval, stream)[0]):
         logits = model(tokens[None])[0].detach()
         for sums, those in zip((first, second), (range(1, 30), range(31, 60)), strict=True):
             sums.append(sum(float(F.cross_entropy(logits[p - 1], tokens[p])) for p in those))

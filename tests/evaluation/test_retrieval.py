@@ -136,7 +136,7 @@ def test_a_real_map_equals_plain_loops(stream, granularity, length, local, block
     model, config = model_of(LANDMARK), settings(length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
     config.retrieval.granularity, config.retrieval.scorer = granularity, scorer
     shown = evaluate_copy(model, stream, config)["copy_map"]
-    texts = torch.from_numpy(copies(config.eval, stream).tokens)
+    texts = torch.from_numpy(copies(config.eval, stream)[0])
     expected = {(layer, head): plain_map(model, texts, config, layer, head) for layer in range(2) for head in range(2)}
     best, found = expected[shown["layer"], shown["head"]]
     np.testing.assert_allclose(shown["best"], best, atol=1e-4)

@@ -11,10 +11,9 @@ import torch
 pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.data import Stream, evaluation_texts, load_tokenizer
-from landmark.data.evaluation_texts import asked_blocks
+from landmark.data import Stream, load_tokenizer
 from landmark.evaluation import sentences
-from landmark.evaluation.sentences import WINDOW, Scorer, _rank, evaluate_sentences
+from landmark.evaluation.sentences import WINDOW, Scorer, _rank, asked_blocks, evaluate_sentences
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.errors import UserError
@@ -52,16 +51,16 @@ def asking(ranker="landmark", prompts=QUERIES):
 
 def test_sentences_stand_once_in_their_text_and_are_drawn_by_the_seed():
     texts = made_up(1)
-    asked = evaluation_texts.sentences(texts, QUERIES, seed=0)
+    asked = sentences.sentences(texts, QUERIES, seed=0)
     assert len(asked) == QUERIES
     for number, start, sentence in asked:
         assert texts[number][start:].startswith(sentence)
         assert texts[number].count(sentence) == 1
         assert 16 <= len(sentence.split()) <= 40
-    assert evaluation_texts.sentences(texts, QUERIES, seed=0) == asked
-    assert evaluation_texts.sentences(texts, QUERIES, seed=1) != asked
+    assert sentences.sentences(texts, QUERIES, seed=0) == asked
+    assert sentences.sentences(texts, QUERIES, seed=1) != asked
     with pytest.raises(UserError, match="has only"):
-        evaluation_texts.sentences(texts, 1000, seed=0)
+        sentences.sentences(texts, 1000, seed=0)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 50])

@@ -3,6 +3,7 @@
 The prompts are those of NVIDIA/RULER. Essays, and the words of `cwe`, are of the corpus at hand, not downloaded.
 """
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -47,8 +48,7 @@ class Ruler(SyntheticData):
         self.task, self.generated, self.essays = made or TASKS[task], generated, essays
         self.prompt_settings: dict[str, Any] = {"task": task, "version": RULER_VERSION}
         self.sample_settings = self.prompt_settings
-        self._sizes: dict[tuple[int, str], int] = {}
-        self._least: dict[tuple[int, str], int] = {}
+        self._tokens = functools.cache(self._measure)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt that leaves room for the answer within `length` tokens. Its answers are parted by spaces."""
@@ -83,18 +83,12 @@ class Ruler(SyntheticData):
 
     def size(self, length: int, tokenizer: Tokenizer) -> int:
         """The size of texts for a length, found by search."""
-        key = length, tokenizer.hash
-        if key not in self._sizes:
-            room = length - self.generated
-            self._sizes[key] = largest_size(lambda size: self._measure(size, length, tokenizer), room, self.task.least)
-        return self._sizes[key]
+        room = length - self.generated
+        return largest_size(lambda size: self._tokens(size, length, tokenizer), room, self.task.least)
 
     def fits(self, length: int, tokenizer: Tokenizer) -> bool:
         """Whether a text of the least size, with its answer, fits into a length."""
-        key = length, tokenizer.hash
-        if key not in self._least:
-            self._least[key] = self._measure(self.task.least, length, tokenizer)
-        return self._least[key] <= length - self.generated
+        return self._tokens(self.task.least, length, tokenizer) <= length - self.generated
 
     def _measure(self, size: int, length: int, tokenizer: Tokenizer) -> int:
         """Tokens of a text of a size with its answer."""

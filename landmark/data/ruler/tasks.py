@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 from landmark.data.ruler.material import NOISE, Material
 
@@ -66,11 +66,13 @@ class Sample:
     evidence: tuple[str, ...] = ()
 
 
-class Task(Protocol):
-    """A kind of sample. least: the smallest size of a text."""
+class Task:
+    """A kind of sample."""
 
     @property
-    def least(self) -> int: ...
+    def least(self) -> int:
+        """The smallest size of a text."""
+        return 1
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
         """A sample, in which everything random is drawn from `rng`.
@@ -78,15 +80,15 @@ class Task(Protocol):
         size: of the text, in units of the task: sentences, lines or words. length: tokens of the prompt and its answer
         together.
         """
-        ...
+        raise NotImplementedError
 
     def reply(self, answers: Sequence[str]) -> str:
         """The answers as training texts give them."""
-        ...
+        return ", ".join(answers)
 
 
 @dataclass(frozen=True)
-class Needles:
+class Needles(Task):
     """A kind of needle and haystack.
 
     haystack: what the needles are hidden in. keys: number of keys. values: of each key. queries: keys asked for.
@@ -103,14 +105,10 @@ class Needles:
 
     @property
     def least(self) -> int:
-        """Fewest sentences (of an essay: words) of the haystack."""
         return 0 if self.haystack == "essay" else self.keys * self.values
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
-        """A haystack with the needles, and the question for some of their values.
-
-        size: sentences of the haystack; of an essay words.
-        """
+        """A haystack with the needles, and a question for some of their values. size: sentences; of an essay words."""
         drawn = self.draw(rng, material)
         context, sentences = self.context(rng, drawn, size, material)
         keys = list(drawn)
@@ -119,10 +117,6 @@ class Needles:
         found = [(value, sentences[value]) for key in asked for value in drawn[key]]
         text = f"{self.introduction()}{context}\n{question}{beginning}"
         return Sample(text, tuple(value for value, _ in found), tuple(sentence for _, sentence in found))
-
-    def reply(self, answers: Sequence[str]) -> str:
-        """The answers as training texts give them."""
-        return ", ".join(answers)
 
     def draw(self, rng: random.Random, material: Material) -> dict[str, list[str]]:
         """Keys with their values."""
@@ -207,7 +201,7 @@ def _sentences(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Variables:
+class Variables(Task):
     """Variable tracking (`vt`): a chain of assignments is hidden in noise, all variables of one value are asked for.
 
         VAR KWQZA = 12345 … VAR PLOIR = VAR KWQZA … VAR ZZTQM = VAR PLOIR
@@ -216,11 +210,6 @@ class Variables:
     """
 
     worked: bool = True
-
-    @property
-    def least(self) -> int:
-        """Fewest lines of noise."""
-        return 1
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
         """A chain in noise, and the question for its names. size: lines of noise."""
@@ -232,7 +221,6 @@ class Variables:
         return Sample(worked + found.text.rstrip(), found.answers, found.evidence)
 
     def reply(self, answers: Sequence[str]) -> str:
-        """The answers as training texts give them."""
         return " ".join(answers)
 
 
@@ -256,14 +244,15 @@ def chain_sample(rng: random.Random, lines: int, letters: int) -> Sample:
     return Sample(f"{CHAIN_INTRODUCTION}{context}{question}", tuple(names), tuple(chain))
 
 
-class CommonWords:
+class CommonWords(Task):
     """The most common words of a list (`cwe`): ten come 30 times, others 3 times; below 4096 tokens 6 times and once.
 
     A worked example comes first: 40 words, 10 times and 3 times, or 20 words, 3 times and once.
     """
 
-    least = COMMON
-    """Fewest different words."""
+    @property
+    def least(self) -> int:
+        return COMMON
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
         """A list, and the question for its common words.
@@ -278,18 +267,18 @@ class CommonWords:
         return Sample(f"{worked}\n{LIST.format(context=context)}{LIST_ANSWER}", tuple(common))
 
     def reply(self, answers: Sequence[str]) -> str:
-        """The answers as training texts give them."""
         return numbered(answers)
 
 
-class FrequentWords:
+class FrequentWords(Task):
     """The most frequent words of a text (`fwe`), made of random letters: that of rank r in proportion to 1/r².
 
     The first is dots.
     """
 
-    least = 30
-    """Fewest words of the text: the answers come once."""
+    @property
+    def least(self) -> int:
+        return 30  # words, of which the answers come once
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
         """A text of `size` words, of which length // 50 are different, and the question for its frequent ones."""
@@ -304,10 +293,6 @@ class FrequentWords:
         text = [word for word, count in zip(words, counts, strict=True) for _ in range(count)]
         random.Random(_SHUFFLE).shuffle(text)
         return Sample(CODED.format(context=" ".join(text)) + CODED_ANSWER, tuple(words[1 : _ANSWERS + 1]))
-
-    def reply(self, answers: Sequence[str]) -> str:
-        """The answers as training texts give them."""
-        return ", ".join(answers)
 
 
 def word_list(rng: random.Random, count: int, repeats: tuple[int, int], names: Sequence[str]) -> tuple[str, list[str]]:

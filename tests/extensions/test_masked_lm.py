@@ -195,7 +195,7 @@ def test_the_mask_is_an_unused_id():
         assert masked_tokens(tokenizer).mask not in (tokenizer.landmark, tokenizer.eot)
         assert tokenizer.decode([masked_tokens(tokenizer).mask]) == ""
     with pytest.raises(UserError, match="no unused id for the mask"):
-        masked_tokens(Tokenizer("full", 5, 6, 7, {}))
+        masked_tokens(Tokenizer("full", 5, 6, 7))
 
 
 @pytest.mark.parametrize(("kind", "k"), [("transformer", 4), ("landmark", 2), ("landmark", 100)])

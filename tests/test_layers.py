@@ -22,7 +22,7 @@ ALLOWED = {
     "config": {"memory"},
     "data": {"config"},
     "training": {"models", "data", "config"},
-    "evaluation": {"attention", "memory", "models", "data", "config"},
+    "evaluation": {"attention", "memory", "models", "data", "config", "loading"},
     "inspector": {"memory", "models", "data", "evaluation", "config"},
     "tracking": {"data", "config"},
     "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},

@@ -1,31 +1,29 @@
-"""PG-19, books of Project Gutenberg: in its raw layout, or in parquet files with one book in each row."""
+"""PG-19, books of Project Gutenberg: in its raw layout, or from the hub."""
 
 import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, read_text
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 HUB_NAME = "emozilla/pg19"
-_LAYOUT = "train/, validation/ and test/ with one <id>.txt for each book, or parquet files named after their split"
+_LAYOUT = "train/, validation/ and test/ with one <id>.txt for each book"
 
 
 def make_source(path: Path | None) -> Source:
-    """PG-19 from the Hugging Face hub, or a local folder in the raw layout or of parquet files."""
+    """PG-19 from the Hugging Face hub, or a local folder in the raw layout."""
     if path is None:
-        return ParquetBooks()
+        return HubBooks()
     root = existing_folder(path, _LAYOUT)
-    if any((root / split).is_dir() for split in SPLITS):
-        return RawBooks(root)
-    if any(root.rglob("*.parquet")):
-        return ParquetBooks(root)
-    raise UserError(f"data.path: {root} holds no PG-19 corpus: expected {_LAYOUT}")
+    if not any((root / split).is_dir() for split in SPLITS):
+        raise UserError(f"data.path: {root} holds no PG-19 corpus: expected {_LAYOUT}")
+    return RawBooks(root)
 
 
 class RawBooks(Source):
@@ -57,69 +55,41 @@ class RawBooks(Source):
         return sum(file.stat().st_size for file in self._files[split])
 
 
-class ParquetBooks(Source):
-    """Rows with the columns `text` and `url`, from the hub or from a folder; the url ends in the book's number.
+class HubBooks(Source):
+    """Rows with the columns `text` and `url` of parquet files on the hub; the url ends in the book's number.
 
-    `datasets` converts the parquet files to Arrow files in its own cache (11.5 GB for PG-19) and maps them into memory,
-    so that reading in any order takes constant memory. Downloaded files are kept.
+    `datasets` converts the files to Arrow files in its own cache (11.5 GB for PG-19) and maps them into memory, so that
+    reading in any order takes constant memory. Downloaded files are kept.
     """
 
-    name = "pg19"
+    name, origin = "pg19", HUB_NAME
 
-    def __init__(self, root: Path | None = None):
-        self.origin = HUB_NAME if root is None else str(root)
-        self._files: dict[str, list[str]] | None = None
-        self.identity = {"corpus": self.name, "layout": "parquet"}
-        if root is None:
-            self.identity |= {"hub": HUB_NAME}
-            return
-        files = {split: self._split_files(root, split) for split in SPLITS}
-        self.identity |= fingerprint(root, (file for split in SPLITS for file in files[split]))
-        self._files = {split: [str(file) for file in files[split]] for split in SPLITS}
-
-    @staticmethod
-    def _split_files(root: Path, split: str) -> list[Path]:
-        pattern = re.compile(rf"(^|[^a-z]){split}([^a-z]|$)")
-        files = [file for file in root.rglob("*.parquet") if pattern.search(file.relative_to(root).as_posix())]
-        if not files:
-            raise UserError(f"pg19: {root} holds no parquet file of split {split!r}: each split needs one")
-        return sorted(files)
+    def __init__(self):
+        self.identity = {"corpus": self.name, "layout": "parquet", "hub": HUB_NAME}
 
     @cached_property
-    def _splits(self) -> dict[str, "Dataset"]:
+    def _splits(self) -> "dict[str, Dataset]":
         import datasets
 
         try:
-            if self._files is None:
-                loaded: Any = datasets.load_dataset(HUB_NAME)
-            else:
-                loaded = datasets.load_dataset("parquet", data_files=self._files)
+            return cast(Any, datasets.load_dataset(HUB_NAME))
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [""])[0]
-            remedy = "; or set data.path to a local copy" if self._files is None else ""
+            reason = f"{type(error).__name__}: {in_one_line(error)}"
             raise UserError(
-                f"pg19: {self.origin} could not be loaded ({type(error).__name__}: {reason}): try again{remedy}"
+                f"pg19: {HUB_NAME} could not be loaded ({reason}): try again, or set data.path to a local copy"
             ) from error
-        for split in SPLITS:
-            if split not in loaded or not len(loaded[split]):
-                raise UserError(f"pg19: split {split!r} of {self.origin} is missing or empty")
-            if missing := {"text", "url"} - set(loaded[split].column_names):
-                raise UserError(f"pg19: split {split!r} of {self.origin} has no column {sorted(missing)[0]!r}")
-        return {split: loaded[split] for split in SPLITS}
 
     def documents(self, split: str) -> Iterator[Document]:
         table = self._splits[split]
-        numbers = [self._number(url, split, row) for row, url in enumerate(table["url"])]
-        rows = sorted(range(len(numbers)), key=lambda row: (numbers[row], row))
+        found = [re.search(r"(\d+)/?$", url or "") for url in table["url"]]
+        if None in found:
+            raise UserError(
+                f"pg19: split {split!r} of {HUB_NAME}: the url of row {found.index(None)} ends in no number"
+            )
+        numbers = [int(number[1]) for number in found if number]
         texts = table.select_columns(["text"])
-        for row in rows:
-            yield Document(str(numbers[row]), texts[row]["text"])
-
-    def _number(self, url: str | None, split: str, row: int) -> int:
-        found = re.search(r"(\d+)/?$", url or "")
-        if not found:
-            raise UserError(f"pg19: row {row} of split {split!r} of {self.origin}: url {url!r} ends in no book number")
-        return int(found[1])
+        for number, row in sorted(zip(numbers, range(len(numbers)), strict=True)):
+            yield Document(str(number), texts[row]["text"])
 
     def num_bytes(self, split: str) -> int | None:
         return getattr(self._splits[split].info.splits.get(split), "num_bytes", None)  # pyright: ignore[reportOptionalMemberAccess]

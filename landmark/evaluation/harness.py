@@ -25,8 +25,9 @@ from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from landmark.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
+from landmark.data.tokenizers import PretrainedTokenizer, open_pretrained
 from landmark.evaluation.measurement import alike
+from landmark.loading import tokenizer_of
 from landmark.models import LanguageModel, load
 from landmark.models.language_model import Sampling
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -52,8 +53,6 @@ class LandmarkLM(TemplateLM):
         self,
         path: str,
         tokenizer: str | None = None,
-        tokenizer_file: str | None = None,
-        vocab_size: int | None = None,
         local: int | None = None,
         max_length: int | None = None,
         max_gen_toks: int = 256,
@@ -66,9 +65,7 @@ class LandmarkLM(TemplateLM):
         """
         Args:
             path: folder of the model.
-            tokenizer: `gpt2`, `code` or `bytes`, for our own models; else a folder with a tokenizer of transformers
-                (None: `path`).
-            tokenizer_file, vocab_size: of `gpt2`, as in `load_tokenizer`.
+            tokenizer: folder of that of a model of transformers (None: `path`). A run of ours names its own.
             local: tokens read at a time (None: 250, the window of Transformer-XL).
             max_length: most tokens of a text (None: any number with a memory, else what the model was made for).
             max_gen_toks: most tokens of an answer, where a task does not say.
@@ -89,16 +86,14 @@ class LandmarkLM(TemplateLM):
         self.batch_size, self.max_gen_toks = int(batch_size), max_gen_toks
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: LanguageModel = load(Path(path), device=self._device)
-        own = tokenizer in ("gpt2", "code", "bytes")
-        folder = tokenizer_file if own else tokenizer or path
-        self._text: Tokenizer = load_tokenizer(tokenizer if own and tokenizer else "pretrained", folder, vocab_size)
+        bare = getattr(self.model, "bare", None)
+        self._text = tokenizer_of(Path(path)) if bare is None else open_pretrained(tokenizer or path)
         self._settings = memory
         self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
         has_memory = self._new_memory() is not None
         self._local = local or self.model.config.window or DEFAULT_CHUNK
-        bare = getattr(self.model, "bare", None)
         limit = None if has_memory or bare is None else getattr(bare.config, "max_position_embeddings", None)
         self.max_length: int | None = max_length or limit
 

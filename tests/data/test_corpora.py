@@ -125,18 +125,13 @@ def papers_of(split: str, *configs: str) -> list[str]:
     return [text for text, config in PAPERS[split] if config in configs or not configs]
 
 
-def test_books_come_in_the_order_of_their_numbers_raw_or_in_parquet(books: Path, mirror: Path):
-    raw, parquet = open_source("pg19", books), open_source("pg19", mirror)
+def test_books_come_in_the_order_of_their_numbers_from_a_folder_and_from_the_hub(books: Path, hub: list[str]):
+    raw, of_hub = open_source("pg19", books), open_source("pg19")
+    assert hub == []
     assert [document.name for document in raw.documents("train")] == ["2", "9", "10"]
     assert texts("pg19", books) == ["two 二\n", "nine lives\n", "ten\r\nmen  naïve\u00a0tea"]
     for split in SPLITS:
-        assert list(parquet.documents(split)) == list(raw.documents(split))
-
-
-def test_books_of_the_hub_are_asked_for_by_name(books: Path, hub: list[str]):
-    source = open_source("pg19")
-    assert hub == []
-    assert list(source.documents("train")) == list(open_source("pg19", books).documents("train"))
+        assert list(of_hub.documents(split)) == list(raw.documents(split))
     assert hub == ["emozilla/pg19"]
 
 
@@ -377,14 +372,7 @@ def test_what_is_no_corpus_is_refused_by_name(case: str, tmp_path: Path):
         texts(name, **{"root": root, **given})
 
 
-def test_strange_parquet_is_refused(mirror: Path):
-    file = mirror / "data" / "test-00000-of-00001.parquet"
-    write_parquet(file, {7: "x"}, url=["http://example.org/"])
-    with pytest.raises(UserError, match=r"row 0 of split 'test' .* ends in no book number"):
-        texts("pg19", mirror, "test")
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match="could not be loaded"):
-        texts("pg19", mirror, "test")
-    file.unlink()
-    with pytest.raises(UserError, match="holds no parquet file of split 'test'"):
-        open_source("pg19", mirror)
+def test_a_book_without_a_number_is_refused(mirror: Path, hub: list[str]):
+    write_parquet(mirror / "data" / "test-00000-of-00001.parquet", {7: "x"}, url=["http://example.org/"])
+    with pytest.raises(UserError, match=r"split 'test' of emozilla/pg19: the url of row 0 ends in no number"):
+        texts("pg19", None, "test")

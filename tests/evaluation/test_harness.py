@@ -22,12 +22,13 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from landmark.config import to_config
 from landmark.evaluation.harness import LandmarkLM, main
 from landmark.huggingface import LandmarkSettings, attach, place_embedding, wrap
-from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
-from tests.configurations import decoder_config
+from tests.configurations import compose_conf
 from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.saved import saved_run
 
 LINE = "the crow sees the boat, and the boat sees the crow; "
 PAIRS = [("the boat", " sees the crow"), ("a crow", " hears"), ("", "the crow sees"), (3 * LINE, "the boat")]
@@ -92,11 +93,9 @@ def without(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A decoder of ours, of bytes."""
+    """A run of ours, of bytes."""
     folder = tmp_path_factory.mktemp("own")
-    torch.manual_seed(0)
-    shape = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 16, "mlp_dim": 64}
-    save(Decoder(decoder_config("landmark", **shape, landmark_id=257, block_size=15)), folder)
+    saved_run(folder, config=to_config(compose_conf(["tokenizer=bytes"])))
     return folder
 
 
@@ -148,7 +147,7 @@ def test_batches_do_not_matter(fixture, request):
 
 @pytest.mark.parametrize("k", [1, 100])
 def test_a_model_with_landmarks_is_read_with_its_memory(own, k):
-    model = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=20, k=k)
+    model = LandmarkLM(str(own), device="cpu", local=20, k=k)
     context, continuation = (4 * LINE).rstrip(), " the boat"
     ((score, greedy),) = model.loglikelihood(requests("loglikelihood", (context, continuation)), disable_tqdm=True)
     memory = model.model.new_memory(k=k)
@@ -175,8 +174,8 @@ def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(fixture, reques
 
 def test_all_blocks_retrieved_are_the_whole_text_read_at_once(own):
     """Where all blocks are retrieved, chunks make no difference but that of positions: one window without memory."""
-    short = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=20, k=100, mapping="true")
-    whole = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=1000, k=100, mapping="true")
+    short = LandmarkLM(str(own), device="cpu", local=20, k=100, mapping="true")
+    whole = LandmarkLM(str(own), device="cpu", local=1000, k=100, mapping="true")
     asked = requests("loglikelihood", *PAIRS)
     a, b = (model.loglikelihood(asked, disable_tqdm=True) for model in (short, whole))
     assert [score for score, _ in a] == pytest.approx([score for score, _ in b], rel=1e-4)
@@ -237,7 +236,7 @@ UNKNOWN, SHORT = "is not known here, only do_sample, max_gen_toks", "a prompt wi
 REFUSED = [  # model, its settings, options of a generation, what is said
     ("plain", {"k": 4}, {}, "without landmarks"),
     ("plain", {"batch_size": "auto"}, {}, "batch_size=auto"),
-    ("own", {"tokenizer": "bytes", "k": -1}, {}, "retrieval.k=-1"),
+    ("own", {"k": -1}, {}, "retrieval.k=-1"),
     *(
         ("plain", {name: value}, {}, f"{name}={value}: must be a whole number")
         for name, value in {"local": 0, "max_length": -1, "max_gen_toks": 0}.items()
@@ -301,7 +300,7 @@ def test_chats_are_those_of_hf(chatting):
 
 
 def test_a_tokenizer_without_a_template_writes_no_chats(plain, own):
-    for model in (LandmarkLM(str(plain), device="cpu"), LandmarkLM(str(own), tokenizer="bytes", device="cpu")):
+    for model in (LandmarkLM(str(plain), device="cpu"), LandmarkLM(str(own), device="cpu")):
         with pytest.raises(UserError, match="has no template for chats"):
             model.apply_chat_template([{"role": "user", "content": "Who?"}])
 

@@ -83,9 +83,8 @@ class HubBooks(Source):
         table = self._splits[split]
         found = [re.search(r"(\d+)/?$", url or "") for url in table["url"]]
         if None in found:
-            raise UserError(
-                f"pg19: split {split!r} of {HUB_NAME}: the url of row {found.index(None)} ends in no number"
-            )
+            row = found.index(None)
+            raise UserError(f"pg19: split {split!r} of {HUB_NAME}: the url of row {row} ends in no number")
         numbers = [int(number[1]) for number in found if number]
         texts = table.select_columns(["text"])
         for number, row in sorted(zip(numbers, range(len(numbers)), strict=True)):

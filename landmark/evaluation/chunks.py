@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int | None = None) -> int:
     """Tokens that a model reads at a time. Raises UserError for settings that do not fit the model or the segment.
 
-    Args:
-        model: its shape.
-        length: tokens of a segment.
-        local: the setting `eval.local` (None: the window of Transformer-XL, else the whole segment).
-        kept: tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
+    length: tokens of a segment. local: `eval.local` (None: the window of Transformer-XL, else the whole segment). kept:
+    tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
     """
     if local is not None and local > length:
         raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")
@@ -36,10 +33,8 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int
 
 
 def kept_tokens(config: Config) -> int | None:
-    """Tokens that a plain transformer keeps between chunks: with `memory.window` that and the sinks, all with the cache
-    of transformers.
-
-    None: it keeps none.
+    """Tokens that a plain transformer keeps between chunks: all with the cache of transformers; with `memory.window`
+    that and the sinks; None: it keeps none.
     """
     if config.model.name is not None:
         return config.eval.length
@@ -49,8 +44,7 @@ def kept_tokens(config: Config) -> int | None:
 def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
     """The first token of a segment's penultimate chunk, whose retrievals are counted; the last chunk may be shorter.
 
-    length: tokens of a segment. local: tokens of a chunk. k: blocks that a query retrieves. Raises UserError if there
-    are no blocks to retrieve before that chunk.
+    length: tokens of a segment. local: of a chunk. Raises UserError if there are no blocks to retrieve before it.
     """
     start = (-(-length // local) - 2) * local
     if k == 0 or model.block_size is None or start < model.block_size:
@@ -66,8 +60,8 @@ def attention_size(
 ) -> tuple[float, float]:
     """Keys of normal tokens attended to, and other keys that are scored, each a mean over the queries of a segment.
 
-    length: tokens of a segment. local: tokens of a chunk. dropped: share of lookups that the context miss token drops;
-    their blocks are not counted.
+    length: tokens of a segment. local: of a chunk. dropped: share of lookups that the context miss token drops, whose
+    blocks are not counted.
     """
     memory, block = config.memory, model.block_size
     if model.kind != "landmark" or block is None:

@@ -29,15 +29,9 @@ Progress = Callable[[int, int], None]
 
 
 class Measurement:
-    """How a row's texts are read, and what that costs.
+    """How a row's texts are read, and what that costs: `batches` takes the time, `new_memory` counts what memories do.
 
-    1. `batches` gives out the texts in batches, and takes the time.
-    2. `new_memory` gives an empty memory for a batch, and counts what it does.
-    3. `losses` reads a batch.
-    4. `entries` is the part of the record that all evaluations have.
-
-    local: tokens that are read at a time. batch_size: texts that are read together. device: of the model. done: tokens
-    of the batches before.
+    local: tokens that are read at a time. batch_size: texts that are read together. done: tokens of the batches before.
     """
 
     def __init__(self, model: LanguageModel, config: Config, progress: Progress | None = None):
@@ -74,7 +68,7 @@ class Measurement:
         return self._memory
 
     def losses(self, tokens: np.ndarray, memory: Any) -> np.ndarray:
-        """The losses of the predictions of raw ids (B, L+1), each (B, L), as `segment_losses`."""
+        """`segment_losses` of raw ids (B, L+1)."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
         with inference(self._model, self._config):
             return segment_losses(self._model, ids, self.local, memory).cpu().numpy()
@@ -82,7 +76,8 @@ class Measurement:
     def entries(
         self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
     ) -> dict[str, Any]:
-        """keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second, peak_memory_bytes, memory.
+        """What every record has: keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second,
+        peak_memory_bytes, memory (counters).
 
         tokens: read in the time measured. length: tokens of a text that are read (None: `eval.length`). attended: the
         first two entries (None: of a causal model with its memory).
@@ -151,12 +146,7 @@ def add_counters(total: dict[str, Any], memory: Any) -> None:
         if key.endswith("_kept"):
             total[key] = max(total.get(key, 0), value)
         elif key not in RATES:
-            total[key] = _sum(total[key], value) if key in total else value
-
-
-def _sum(a: Any, b: Any) -> Any:
-    """The sum of two numbers, or of two nested lists of numbers."""
-    return [_sum(*pair) for pair in zip(a, b, strict=True)] if isinstance(a, list) else a + b
+            total[key] = np.add(total.get(key, 0), value).tolist()  # some are nested lists
 
 
 class SegmentLosses:
@@ -167,10 +157,8 @@ class SegmentLosses:
         self._positions = np.zeros((-(-length // POSITION_BIN), 2))
 
     def add(self, first: int, losses: np.ndarray, counted: np.ndarray) -> None:
-        """Add a segment.
-
-        first: place in the stream of the first token counted. losses: (L,), nats. counted: positions in the segment of
-        the losses that count.
+        """first: place in the stream of the first token counted. losses: (L,), nats. counted: positions of those that
+        count.
         """
         self._segments.append([first, len(counted), float(losses[counted].sum())])
         bins, size = counted // POSITION_BIN, len(self._positions)

@@ -24,12 +24,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity of one row. Every segment starts with an empty memory, and with the ids that begin a text, if any.
 
-    Args:
-        model: in evaluation mode.
-        stream: the split to evaluate.
-        tokenizer: of the stream, to count bytes and words of the text.
-        config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
-        progress: called with tokens read, and in all.
+    model: in evaluation mode. stream: the split to evaluate. progress: called with tokens read, and in all.
 
     Returns tokens, nll (nats per token), nll_se, perplexity, perplexity_se, bits_per_byte, word_perplexity; segments
     [[first token counted, tokens, nats]]; position_nll [[tokens, nats] for each POSITION_BIN positions of a segment];

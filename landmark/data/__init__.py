@@ -4,7 +4,7 @@ from landmark.data.evaluation_texts import Segment, TextSize, segments, text_siz
 from landmark.data.preparation import find, prepare
 from landmark.data.sources import SPLITS
 from landmark.data.stream import Corpus, Stream, open_corpus
-from landmark.data.synthetic import SyntheticCorpus, synthetic_corpus, task_corpus
+from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -20,7 +20,5 @@ __all__ = [
     "open_corpus",
     "prepare",
     "segments",
-    "synthetic_corpus",
-    "task_corpus",
     "text_size",
 ]

@@ -7,16 +7,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from landmark.data.random_numbers import sample_generator
 from landmark.data.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from landmark.config.schema import Config, DataConfig
-    from landmark.data.stream import Stream
 
 Piece = tuple[str, float]
 """A piece of text, and the weight of its loss."""
@@ -125,24 +121,3 @@ class SyntheticCorpus:
             evidence = tuple((first + len(beginning), stop + len(beginning)) for first, stop in prompt.evidence)
             prompts.append(Prompt(np.concatenate([beginning, prompt.tokens]), prompt.answer, evidence))
         return prompts
-
-
-def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
-    """The synthetic data with the name `data.name`; None if this is the name of a corpus."""
-    from landmark.data.passkey import Passkey
-
-    return SyntheticCorpus(Passkey(data.needles), tokenizer) if data.name == "passkey" else None
-
-
-def task_corpus(config: "Config", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:
-    """The prompts of `eval.task`; those of RULER are made of a stream. `eval.generated` must be filled in."""
-    from landmark.data.passkey import Passkey
-    from landmark.data.ruler import Ruler
-    from landmark.data.ruler.material import Essays
-
-    settings = config.eval
-    assert settings.question is not None
-    assert settings.generated is not None
-    if settings.task == "passkey":
-        return SyntheticCorpus(Passkey(config.data.needles), tokenizer)
-    return SyntheticCorpus(Ruler(settings.question, settings.generated, Essays(stream.tokens, tokenizer)), tokenizer)

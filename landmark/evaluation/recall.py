@@ -76,8 +76,7 @@ def evaluate_recall(
 def score_interval(scores: Sequence[float]) -> tuple[float, float]:
     """Bounds of the 95 % interval of a mean of scores 0…1: Clopper–Pearson's, in which a prompt is one trial.
 
-    Where prompts have several answers a score may be a part of one. The interval is then wider than it need be: a score
-    varies at most as a right or wrong answer with the same mean does.
+    Where scores are parts of several answers it is wider than it need be.
     """
     total = round(sum(scores), 9)
     return clopper_pearson(math.floor(total), len(scores))[0], clopper_pearson(math.ceil(total), len(scores))[1]

@@ -138,23 +138,23 @@ class RetrievalMap:
         return ages, shares * (ages > 0)
 
     def summary(self, texts: int) -> dict[str, Any] | None:
-        """The map of the head that finds the earlier occurrence best, and the mean map of all heads of all layers.
+        """The map of the head that finds the earlier occurrence best.
 
         texts: number of texts read.
 
         Returns layer and head, the one with the highest value for the block of the earlier occurrence (the first one
         where all have 0); found, the share of its queries in the second copy, without those of the chunk in which that
         begins, that retrieve this block (None: there are none); cell, in tokens; share_of, "attention" or "queries";
-        best and mean, the maps, for each cell of queries a list with the values of all cells of blocks. None where
-        nothing was retrieved.
+        best, the map, for each cell of queries a list with the values of all cells of blocks. None where nothing was
+        retrieved.
         """
         if not self._layers:
             return None
         layers = sorted(self._layers)
         heads = [(layer, head) for layer in layers for head in range(len(self._layers[layer][1]))]
         sums, diagonal, hits = (torch.cat([self._layers[layer][part] for layer in layers]).cpu() for part in range(3))
-        maps = sums.view(-1, self.size, self.size) / (texts * torch.bincount(self._rows))[:, None]
         best = int(diagonal.argmax())
+        shown = sums[best].view(self.size, self.size) / (texts * torch.bincount(self._rows))[:, None]
         queries = texts * int(self._looked_for.sum())
         return {
             "layer": heads[best][0],
@@ -162,10 +162,5 @@ class RetrievalMap:
             "found": round(float(hits[best]) / queries, 4) if queries else None,
             "cell": self.cell,
             "share_of": self.share_of,
-            "best": _rounded(maps[best]),
-            "mean": _rounded(maps.mean(0)),
+            "best": [[round(value, 4) for value in row] for row in shown.tolist()],
         }
-
-
-def _rounded(values: Tensor) -> list[list[float]]:
-    return [[round(value, 4) for value in row] for row in values.tolist()]

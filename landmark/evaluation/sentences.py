@@ -169,14 +169,6 @@ class AskedBlocks(NamedTuple):
     wanted: list[list[int]]
 
 
-def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
-    """The texts of a stream."""
-    tokens = np.asarray(stream.tokens)
-    ends = np.flatnonzero(tokens == tokenizer.eot)
-    starts = [0, *(ends + 1)]
-    return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
-
-
 def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, int, str]]:
     """`count` random sentences of 16 to 40 words that occur once in their text: the text's number, place, sentence.
 
@@ -194,28 +186,23 @@ def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, in
 
 
 def asked_blocks(stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int) -> AskedBlocks:
-    """The blocks of a stream, and those that hold `eval.prompts` sentences, which are asked for."""
-    texts = document_texts(stream, tokenizer)
+    """The blocks of a stream's documents, and those that hold `eval.prompts` sentences, which are asked for."""
+    tokens = np.asarray(stream.tokens)
+    documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.eot) + 1)[:-1]
+    texts = [tokenizer.decode(document) for document in documents if len(document) > 1]
     asked = sentences(texts, config.eval.prompts, config.seed)
-    documents = [split_into_blocks(text, tokenizer, block_size) for text in texts]
-    before = np.cumsum([0, *(len(blocks) for blocks, _ in documents)])
-    starts = [np.cumsum([0, *map(len, blocks[:-1])]) for blocks, _ in documents]
-    wanted = []
-    for number, start, sentence in asked:
-        last = start + len(sentence) - 1
-        low, high = before[number] + np.searchsorted(starts[number], [start, last], "right") - 1
-        wanted.append(list(range(low, high + 1)))
-    of_blocks = [text for blocks, _ in documents for text in blocks]
-    return AskedBlocks([ids for _, ids in documents], of_blocks, [sentence for *_, sentence in asked], wanted)
-
-
-def split_into_blocks(text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[str], np.ndarray]:
-    """The texts of a document's blocks, and its ids (blocks · ℓ,) int64, padded with end of text."""
-    ids, ends = tokenizer.encode_with_ends(text)
-    characters = np.cumsum([len(character.encode()) for character in text])  # the byte at which each ends
-    cuts = [0, *np.searchsorted(characters, ends[block_size - 1 : -1 : block_size], "right"), len(text)]
-    padded = np.pad(ids.astype(np.int64), (0, -len(ids) % block_size), constant_values=tokenizer.eot)
-    return [text[start:stop] for start, stop in pairwise(cuts)], padded
+    found = AskedBlocks([], [], [sentence for *_, sentence in asked], [[] for _ in asked])
+    for number, text in enumerate(texts):
+        ids, ends = tokenizer.encode_with_ends(text)
+        characters = np.cumsum([len(character.encode()) for character in text])  # the byte at which each ends
+        cuts = [0, *np.searchsorted(characters, ends[block_size - 1 : -1 : block_size], "right"), len(text)]
+        for wanted, (of_text, start, sentence) in zip(found.wanted, asked, strict=True):
+            if of_text == number:
+                low, high = np.searchsorted(cuts[:-1], [start, start + len(sentence) - 1], "right") - 1
+                wanted += range(len(found.texts) + int(low), len(found.texts) + int(high) + 1)
+        found.ids.append(np.pad(ids.astype(np.int64), (0, -len(ids) % block_size), constant_values=tokenizer.eot))
+        found.texts.extend(text[start:stop] for start, stop in pairwise(cuts))
+    return found
 
 
 def _bm25(texts: list[str]) -> Callable[[str], Tensor]:

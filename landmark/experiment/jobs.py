@@ -13,7 +13,7 @@ from landmark.config import Config, checks
 from landmark.config.composer import parse
 from landmark.config.rows import Row
 from landmark.config.saved import RUN, from_saved, trained_with
-from landmark.config.schema import UNIQUE_BLOCKS, DataConfig, memory_settings
+from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, DataConfig, memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment import identity
 from landmark.models.config import decoder_config
@@ -77,15 +77,39 @@ class Inputs:
         """The corpus where it is prepared, else None. Raises UserError where it is damaged."""
         key = str((config.data, config.tokenizer))
         if key not in self._corpora:
-            from landmark.data import find, synthetic_corpus
+            from landmark.data import find
 
-            corpus = synthetic_corpus(config.data, self.tokenizer(config))
-            if corpus is None:
+            if config.data.name in SYNTHETIC:
+                corpus = self._pass_keys(config)
+            else:
                 corpus = find(*self._source(config), **_options(config.data))
             if corpus is None:
                 return None
             self._corpora[key] = corpus
         return self._corpora[key]
+
+    def evaluated(self, config: Config) -> "Corpus | SyntheticCorpus":
+        """The corpus of an evaluation; or the prompts of `eval.task`, of which RULER makes those of text."""
+        corpus, settings = self.corpus(config), config.eval
+        if settings.question is None:
+            return corpus
+        if settings.task == "passkey":
+            return self._pass_keys(config)
+        from landmark.data import Corpus, SyntheticCorpus
+        from landmark.data.ruler import Ruler
+        from landmark.data.ruler.material import Essays
+
+        assert isinstance(corpus, Corpus)
+        assert settings.generated is not None
+        tokenizer = self.tokenizer(config)
+        essays = Essays(corpus.split(settings.split).tokens, tokenizer)
+        return SyntheticCorpus(Ruler(settings.question, settings.generated, essays), tokenizer)
+
+    def _pass_keys(self, config: Config) -> "SyntheticCorpus":
+        from landmark.data import SyntheticCorpus
+        from landmark.data.passkey import Passkey
+
+        return SyntheticCorpus(Passkey(config.data.needles), self.tokenizer(config))
 
     def weights_sha256(self, name: str) -> str:
         """SHA-256 of the weights of a model of transformers, by its folder or its name on the hub."""

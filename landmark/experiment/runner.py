@@ -202,13 +202,10 @@ class Runner:
         return plan.Machine(cores(), 0, list(self.records.read_all().runs.values()))
 
     def _check_text(self, job: Job) -> None:
-        from landmark.data import SyntheticCorpus, segments, task_corpus
+        from landmark.data import SyntheticCorpus, segments
         from landmark.data.evaluation_texts import copies
 
-        settings, corpus = job.config.eval, self.inputs.corpus(job.config)
-        if settings.question is not None:
-            stream = cast("Stream", corpus.split(settings.split))
-            corpus = task_corpus(job.config, stream, self.inputs.tokenizer(job.config))
+        settings, corpus = job.config.eval, self.inputs.evaluated(job.config)
         if isinstance(corpus, SyntheticCorpus):
             corpus.prompts(settings.split, settings.length, 1)
             return
@@ -269,18 +266,16 @@ def train_here(
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
-    from landmark.data import SyntheticCorpus, task_corpus
+    from landmark.data import SyntheticCorpus
     from landmark.evaluation import evaluate, evaluate_copy, evaluate_recall
     from landmark.models import decoder_config, load
 
-    config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
+    config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     unit = "tok" if config.eval.retriever is None else " texts"
     with ProgressBar(job.name, unit, deadline(config)) as progress:
-        if config.eval.question is not None:
-            corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:

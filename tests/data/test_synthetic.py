@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.config.schema import SYNTHETIC, DataConfig
-from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus, task_corpus
+from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, Passkey
 from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.experiment.jobs import Inputs
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from tests.data.test_ruler import CODE, ESSAYS
@@ -29,14 +29,6 @@ def test_a_length_that_is_too_short_is_refused():
 def test_the_first_integer_is_the_answer():
     texts = {" 417.": True, " is 417 or 5": True, " 4171": False, " 41 417": False, "": False, "0417": False}
     assert {text: Passkey().score(text, "417") for text in texts} == texts
-
-
-def test_every_kind_of_synthetic_data_by_its_name():
-    for name in SYNTHETIC:
-        corpus = synthetic_corpus(DataConfig(name=name, cache=""), TOKENIZER)
-        assert corpus is not None
-        assert corpus.data.name == name
-    assert synthetic_corpus(DataConfig(name="pg19", cache=""), TOKENIZER) is None
 
 
 @pytest.mark.parametrize(("data", "tokenizer"), [(Passkey(), TOKENIZER), (RulerSamples(ESSAYS), CODE)])
@@ -174,10 +166,13 @@ def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path, monkeypatch):
     assert all("The pass key" in text for text in asked)
 
 
-def test_pass_keys_are_asked_of_a_model_of_text(tmp_path):
-    config = make_config("landmark")
+def test_pass_keys_are_asked_of_a_model_of_text(tmp_path, monkeypatch):
+    config, corpus = make_config("landmark"), make_corpus(tmp_path)
+    monkeypatch.setattr(Inputs, "tokenizer", lambda *_: TOKENIZER)
+    monkeypatch.setattr(Inputs, "corpus", lambda *_: corpus)
+    assert Inputs().evaluated(config) is corpus
     config.eval.task, config.eval.generated, config.data.needles = "passkey", 10, 3
-    (prompt,) = task_corpus(config, make_corpus(tmp_path).split("test"), TOKENIZER).prompts("test", 900, 1)
+    (prompt,) = Inputs().evaluated(config).prompts("test", 900, 1)
     (same,) = SyntheticCorpus(Passkey(needles=3), TOKENIZER).prompts("test", 900, 1)
     assert prompt.answer == same.answer
     assert (prompt.tokens == same.tokens).all()

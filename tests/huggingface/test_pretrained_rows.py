@@ -126,7 +126,7 @@ def test_rows_load_weights_of_the_type_that_they_name(dtype, loaded, monkeypatch
     config.trainer = SimpleNamespace(accelerator="cpu")
     job = SimpleNamespace(config=config, run=SimpleNamespace(folder=tmp_path))
     with pytest.raises(InterruptedError):
-        evaluate_row(job, SimpleNamespace(tokenizer=lambda _: None, corpus=lambda _: None))
+        evaluate_row(job, SimpleNamespace(tokenizer=lambda _: None, evaluated=lambda _: None))
 
 
 @pytest.mark.parametrize("block_size", [None, 7])

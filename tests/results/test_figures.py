@@ -252,7 +252,7 @@ def record(configure):
         if best is not None:
             size = length // 50
             cells = [[best * (row - size // 2 == block) for block in range(size)] for row in range(size)]
-            maps = {"best": cells, "mean": cells, "cell": 50, "share_of": share_of}
+            maps = {"best": cells, "cell": 50, "share_of": share_of}
             record["results"]["copy_map"] = {"layer": 3, "head": 1, "found": found} | maps
         return [record]
 

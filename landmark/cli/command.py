@@ -28,7 +28,6 @@ _SAID = (
     "bits_per_byte",
     "first_copy",
     "second_copy",
-    "recall",
     "accuracy",
     "recall_at_1",
     "recall_at_10",

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,10 @@ def test_streams_are_those_written_out(request, books: Path, tmp_path: Path, nam
     """Of the standard library, in the tokens of tiktoken: hundreds of documents, short and long beside each other."""
     tokenizer, path = request.getfixturevalue(tokenizer), books if name == "pg19" else None
     encode = request.getfixturevalue("tiktoken_gpt2").encode_ordinary if path is None else lambda text: [*text.encode()]
-    corpus = prepare(name, tokenizer, tmp_path, path=path, progress=False)
+    corpus = prepare(name, tokenizer, tmp_path, path=path, max_documents=150, progress=False)
     for split in SPLITS:
-        texts = [document.text for document in open_source(name, path).documents(split) if document.text]
+        documents = islice(open_source(name, path).documents(split), 150)
+        texts = [document.text for document in documents if document.text]
         content = np.concatenate([np.append(encode(text), tokenizer.eot) for text in texts]).astype("<u2")
         stream = corpus.split(split)
         assert stream.tokens.tobytes() == content.tobytes()
@@ -97,7 +99,7 @@ def test_number_of_cores_does_not_matter(books: Path, byte_tokenizer: Tokenizer,
     assert contents(found[0].folder) == contents(found[1].folder)
 
 
-@pytest.mark.parametrize(("most", "size"), [(10_000, 1), (50_000, 5), (10**9, 200)])
+@pytest.mark.parametrize(("most", "size"), [(10_000, 1), (50_000, 5), (10**7, 200)])
 def test_few_documents_are_in_memory_at_a_time(most: int, size: int):
     """Short ones count as 10,000 characters, because they take memory too."""
     documents = [Document(str(number), "short") for number in range(200)]

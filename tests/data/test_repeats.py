@@ -35,28 +35,19 @@ def runs(changed: np.ndarray) -> list[tuple[int, int]]:
 
 
 @given(st.integers(16, 300), seeds, steps)
-def test_every_changed_token_is_in_the_text_before_it(size: int, seed: int, step: int):
-    for found in origins(ALWAYS, size, 4, seed, step).tolist():
-        changed = [place for place, origin in enumerate(found) if origin != place]
-        assert changed
-        assert all(found[place] in found[: place - 7] for place in changed)
-
-
-@given(st.integers(16, 300), seeds, steps)
-def test_stretches_have_eight_tokens_or_more(size: int, seed: int, step: int):
+def test_stretches_have_eight_tokens_or_more_and_are_in_the_text_before_them(size: int, seed: int, step: int):
     for found in origins(ALWAYS, size, 4, seed, step):
-        lengths = [length for _, length in runs(found != np.arange(size))]
+        changed = found != np.arange(size)
+        assert all(found[place] in found[: place - 7] for place in np.flatnonzero(changed))
+        lengths = [length for _, length in runs(changed)]
         assert 1 <= len(lengths) <= 3
         assert min(lengths) >= 8
         assert sum(lengths) <= min(3 * (size // 2), size - 8)
 
 
-def test_the_smallest_window_repeats_its_first_half():
-    assert (origins(ALWAYS, 16, 50) == [*range(8), *range(8)]).all()
-
-
 def test_a_stretch_has_all_the_places_that_it_can_have():
-    """In windows of 17 tokens the source begins at token 0 or 1, and the copy at 8 or 9."""
+    """In windows of 16 tokens one; in windows of 17 the source begins at token 0 or 1, and the copy at 8 or 9."""
+    assert (origins(ALWAYS, 16, 50) == [*range(8), *range(8)]).all()
     found = {tuple(each) for each in origins(ALWAYS, 17, 200).tolist()}
     first, second = (*range(8),), (*range(1, 9),)
     assert {(*first, *first, 16), (*first, 8, *first), (0, *second, *second)} <= found
@@ -64,7 +55,7 @@ def test_a_stretch_has_all_the_places_that_it_can_have():
 
 def test_length_is_log_uniform_and_places_are_uniform():
     """Of the windows with one stretch: all their copied tokens come from the same distance."""
-    size, windows = 8192, 6000
+    size, windows = 8192, 3000
     single, stretches = [], set()
     for each in origins(ALWAYS, size, windows):
         places = np.flatnonzero(each != np.arange(size))
@@ -78,7 +69,7 @@ def test_length_is_log_uniform_and_places_are_uniform():
     assert length.min() == 8
     assert 3000 < length.max() <= size // 2
     octaves = np.log(length / 8) / np.log(512)
-    assert np.quantile(octaves, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.04)
+    assert np.quantile(octaves, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.05)
     room = size - 2 * length
     assert np.mean(source / room) == pytest.approx(1 / 3, abs=0.03)
     assert np.mean((target - length) / room) == pytest.approx(2 / 3, abs=0.03)

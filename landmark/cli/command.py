@@ -151,8 +151,7 @@ class Command:
         rows = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in self.rows]
         runs: dict[str, Run] = {}
         for job in self.jobs(rows):
-            if (training := job.run.training) is not None:
-                runs.setdefault(training.folder.name, training)
+            runs |= {run.folder.name: run for run in job.run.trainings[:1]}
         if not runs:
             raise UserError(f"task=train: {config.name} trains nothing, its models are read as they are")
         if config.run is not None:

@@ -145,9 +145,9 @@ class Run:
     is_given: bool = False
 
     @property
-    def training(self) -> "Run | None":
-        """The run itself, or the one whose weights it reads; None where nothing is trained here."""
-        return self.start if self.is_given else self
+    def trainings(self) -> "list[Run]":
+        """What is trained here for it: the run itself, unless it is given, and those from which they start."""
+        return [*([] if self.is_given else [self]), *(self.start.trainings if self.start else [])]
 
     @property
     def is_trained(self) -> bool:

@@ -6,7 +6,7 @@ says what a process is at work on. Loads no torch.
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from landmark.config.command_line import override_key, own_folder, program
 from landmark.config.rows import Compose, cells, named
 from landmark.config.saved import trained_with
 from landmark.experiment.identity import digest
-from landmark.experiment.jobs import Job, Run
+from landmark.experiment.jobs import Job
 from landmark.experiment.records import Contents, Record, Records
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import metrics_so_far
@@ -130,7 +130,7 @@ def states_of(launch: Launch, records: Records, contents: Contents) -> list[Stat
     rows = []
     for name, jobs in launch.rows.items():
         for job in jobs:
-            for run in _trainings(job.run):
+            for run in job.run.trainings:
                 if run.folder.name not in runs:
                     runs[run.folder.name] = _state_of_run(run.folder, run.id, run.config, records, contents)
             title = f"row {name}" if len(jobs) == 1 else f"row {name} seed {job.config.seed}"
@@ -169,14 +169,6 @@ def describe(launch: Launch, states: Sequence[State], *, command: str | None = N
 def lines_of(states: Sequence[State]) -> list[str]:
     width = max((len(each.title) for each in states), default=0)
     return [f"  {each.title:<{width}}  {each.state:<7}  {each.note}".rstrip() for each in states]
-
-
-def _trainings(run: Run) -> Iterator[Run]:
-    """The trainings that a row needs: its run, and the run from which its run starts."""
-    training = run.training
-    while training is not None:
-        yield training
-        training = training.start
 
 
 def _state_of_run(folder: Path, identity: str, config: Config, records: Records, contents: Contents) -> State:

@@ -83,15 +83,21 @@ class Machine:
 
 def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
     """Parameters of the decoder, with and without embeddings (tied to the head)."""
+    return _measures(config, vocab_size)[:2]
+
+
+def _measures(config: Config, vocab_size: int) -> tuple[int, int, int, int]:
+    """Parameters with and without embeddings, layers, and width."""
     model = config.model
     if model.name is not None or model.family is not None:
-        total, body, _ = _of_transformers(config, vocab_size)
-        return total, body
+        shape = vocab_size, model.num_layers, model.num_heads, model.head_dim, model.mlp_dim
+        total, body, found = _size_of(model.name, model.family, shape)
+        return total, body, found.num_layers, found.hidden_dim
     width = model.num_heads * model.head_dim
     keys = (model.num_kv_heads or model.num_heads) * model.head_dim
     layer = 2 * width * (width + keys) + 2 * width * model.mlp_dim + 2 * width
     body = model.num_layers * layer + width + width * config.cmt.enabled
-    return body + vocab_size * width, body
+    return body + vocab_size * width, body, model.num_layers, width
 
 
 def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
@@ -102,7 +108,7 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     usual = functools.partial(training_keys, shape=shape, local=train.local, k=train.k)
     keys = hook(config, "keys_per_query", usual)(train.length)
     flops = tokens * _flops_per_token(config, vocab_size, keys)
-    passes = float(train.steps * _layers_and_width(config, vocab_size)[0])
+    passes = float(train.steps * _measures(config, vocab_size)[2])
     return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size), passes)
 
 
@@ -123,7 +129,7 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
         keys = keys_per_query(settings.length, local, memory.sinks + memory.window)
     keys = hook(config, "keys_per_query", lambda length: keys)(settings.length)
     flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
-    passes = tokens / TOKENS_AT_ONCE * _layers_and_width(config, vocab_size)[0]
+    passes = tokens / TOKENS_AT_ONCE * _measures(config, vocab_size)[2]
     return Cost("row", name, config, is_done, tokens, flops, parameters(config, vocab_size), passes)
 
 
@@ -178,22 +184,8 @@ def disk(missing: Sequence[Cost]) -> int:
 
 
 def _flops_per_token(config: Config, vocab_size: int, keys: float) -> float:
-    return flops_per_token(parameters(config, vocab_size)[0], *_layers_and_width(config, vocab_size), keys)
-
-
-def _layers_and_width(config: Config, vocab_size: int) -> tuple[int, int]:
-    model = config.model
-    if model.name is not None or model.family is not None:
-        shape = _of_transformers(config, vocab_size)[2]
-        return shape.num_layers, shape.hidden_dim
-    return model.num_layers, model.num_heads * model.head_dim
-
-
-def _of_transformers(config: Config, vocab_size: int) -> tuple[int, int, DecoderConfig]:
-    """Parameters with and without embeddings, and shape, of a model of transformers."""
-    model = config.model
-    shape = vocab_size, model.num_layers, model.num_heads, model.head_dim, model.mlp_dim
-    return _size_of(model.name, model.family, shape)
+    total, _, layers, width = _measures(config, vocab_size)
+    return flops_per_token(total, layers, width, keys)
 
 
 @functools.cache

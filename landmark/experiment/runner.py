@@ -69,13 +69,11 @@ class Runner:
             _log.warning("%s", message)
         for job in jobs:
             self._check_text(job)
-            run = job.run.training
-            while run is not None and run.id not in self._checked:
-                if not self.is_trained(run):
+            for run in job.run.trainings:
+                if run.id not in self._checked and not self.is_trained(run):
                     self._check_devices(run.config)
                     self._check_duration(run)
                 self._checked.add(run.id)
-                run = run.start
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """The jobs, and those that another process is at work on only where nothing else is left to do.

@@ -13,16 +13,8 @@ from landmark.utils.files import name_in_errors, write_atomic
 from landmark.utils.metrics_csv import read_metrics
 
 COLUMNS = (
-    "step",
-    "train/loss",
-    "train/learning_rate",
-    "train/gradient_norm",
-    "train/tokens_per_second",
-    "train/mfu",
-    "train/seconds",
-    "train/peak_memory_bytes",
-    "validation/loss",
-    "validation/perplexity",
+    *("step", "train/loss", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second", "train/mfu"),
+    *("train/seconds", "train/peak_memory_bytes", "validation/loss", "validation/perplexity"),
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from landmark.cli import main as app
@@ -67,6 +67,7 @@ def test_no_text_ends_its_element(tokens):
     assert "<title>&lt;/title&gt;&lt;script&gt;: what" in page
 
 
+@settings(max_examples=30)
 @given(st.text(), st.data())
 def test_characters_belong_to_the_piece_they_begin_in(text, data):
     whole = text.encode()

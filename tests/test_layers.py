@@ -1,6 +1,7 @@
 """Imports point one way: what each folder of the package may import."""
 
 import ast
+import functools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -34,20 +35,11 @@ ALLOWED = {
 }
 
 
-def imported(path: Path, typing: bool = False) -> set[str]:
-    """Modules that a file imports, inside functions too; with `typing`, those too that only the type checker sees."""
+@functools.cache
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports, inside functions too, and those that only the type checker sees."""
     names = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
-        for statement in branch.body
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing_only and not typing:
-            continue
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -65,7 +57,7 @@ def test_a_layer_imports_only_those_below_it(layer):
     """Types count too: a name that only the type checker sees still ties two folders together."""
     allowed = ALLOWED[layer] | {layer, "utils"}
     for path in files(layer):
-        for name in imported(path, typing=True):
+        for name in imported(path):
             if name != "landmark.__version__" and (name == "landmark" or name.startswith("landmark.")):
                 assert [*name.split("."), ""][1] in allowed, f"{path.relative_to(PACKAGE.parent)} imports {name}"
 
@@ -91,7 +83,7 @@ def test_every_import_is_written_as_one():
 @pytest.mark.parametrize("folder", ["experiments", "benchmarks", "tests", "run"])
 def test_the_package_does_not_import_what_uses_it(folder):
     for path in PACKAGE.rglob("*.py"):
-        assert not any(name.split(".")[0] == folder for name in imported(path, typing=True)), path
+        assert not any(name.split(".")[0] == folder for name in imported(path)), path
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
@@ -99,7 +91,7 @@ def test_no_modules_of_a_folder_import_each_other(folder):
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files(folder)}
 
     def used(path: Path) -> set[str]:
-        found = [f"{name}." for name in imported(path, typing=True)]
+        found = [f"{name}." for name in imported(path)]
         return {module for module in modules if any(name.startswith(f"{module}.") for name in found)}
 
     TopologicalSorter({module: used(path) for module, path in modules.items()}).prepare()  # raises CycleError

@@ -27,10 +27,7 @@ def show_records(command: Command) -> None:
     """Show the rows that have a whole record for each seed, and name damaged records. Raises UserError as `show`."""
     contents = command.runner.records.read_all()
     print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
-    found: dict[str, list[Record | None]] = {}
-    for job in command.runner.planned_jobs(command.rows):
-        found.setdefault(job.name, []).append(contents.rows.get(job.id))
-    show(command, {name: [one for one in each if one] for name, each in found.items() if None not in each})
+    show(command, command.launch().found(contents))
 
 
 def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:

@@ -60,12 +60,12 @@ class Launch:
         """Of rows that make up a grid, the value on each axis."""
         return cells(self.config, self.overrides)
 
-    def command(self, *more: str) -> str:
-        """The command that makes what is missing. more: overrides to add."""
+    def command(self) -> str:
+        """The command that makes what is missing."""
         own, output = own_folder(), self.config.output
         first = [*program(), *(["--config-dir", str(own)] if own else [])]
         kept = [word for word in self.overrides if override_key(word) not in _OF_A_COMMAND]
-        return shlex.join([*first, *kept, *([] if output == Config.output else [f"output={output}"]), *more])
+        return shlex.join([*first, *kept, *([] if output == Config.output else [f"output={output}"])])
 
     def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""

@@ -1,22 +1,25 @@
 """A process that holds a lock of an output folder."""
 
-import subprocess
-import sys
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-HOLD = """
-import sys, time
 from landmark.experiment.records import Records
-with Records(sys.argv[1]).lock(sys.argv[2], sys.argv[3]):
-    print("held", flush=True)
-    time.sleep(600)
-"""
+from tests.forked import CONTEXT, PRELOADED
 
 
-def hold(output: Path, kind: str, identity: str) -> subprocess.Popen:
+def hold(output: Path, kind: str, identity: str) -> BaseProcess:
     """Start it, and wait until it holds the lock of a run or a row until it is killed."""
-    command = [sys.executable, "-c", HOLD, str(output), kind, identity]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "held"
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    held = CONTEXT.Event()
+    process = CONTEXT.Process(target=_hold, args=(output, kind, identity, held), daemon=True)
+    process.start()
+    assert held.wait(60)
     return process
+
+
+def _hold(output: Path, kind: Any, identity: str, held: Any) -> None:
+    with Records(output).lock(kind, identity):
+        held.set()
+        time.sleep(600)

@@ -54,7 +54,7 @@ def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
     def kill_at_plain(job, inputs):
         if job.name == "plain_512":
             other.kill()
-            other.wait()
+            other.join()
         return evaluate(job, inputs)
 
     with pytest.MonkeyPatch.context() as patch:

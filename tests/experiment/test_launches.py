@@ -132,7 +132,7 @@ def test_a_run_at_work_is_running_and_a_killed_one_has_stopped(work, capsys, wor
         assert state(status(work, capsys, *given), "run transformer-pg19-nano-") == ("running", "step 190 of 3,000")
     finally:
         process.kill()
-        process.wait()
+        process.join()
     said = status(work, capsys, *given)
     assert state(said, "run transformer-pg19-nano-") == ("stopped", "step 190 of 3,000")
     assert ("quickstart:\n  run transformer" in said) == (not words)

@@ -107,7 +107,7 @@ def test_a_lock_waits_for_the_process_that_holds_it_and_ends_with_it(tmp_path):
     threading.Thread(target=take, daemon=True).start()
     assert not taken.wait(0.3)
     process.kill()
-    process.wait()
+    process.join()
     assert taken.wait(60)
 
 

@@ -87,10 +87,12 @@ def window(
     top_k: int | None = None,
     extra: Sequence[float] | None = None,
     controlled: Collection[int] = (),
+    both_ways: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output (T, d) and log-sum-exp (T,) of one head. q: (T, d), k, v: (prefix + T, d), rotated.
 
     gates: (T, blocks), in place of the landmarks' scores. extra: of each query. controlled: numbers of blocks.
+    both_ways: a query sees its whole block, and later ones too.
     """
     score, width, prefix = score or score_by(), block_size + 1, len(k) - len(q)
     out, lse = np.zeros_like(q), np.zeros(len(q))
@@ -98,11 +100,11 @@ def window(
         own = (phase + prefix + i) // width
         tokens: dict[int, list[Token]] = {}
         landmarks: dict[int, float] = {}
-        for j in range(prefix + i + 1):
+        for j in range(len(k) if both_ways else prefix + i + 1):
             block, place = divmod(phase + j, width)
             if place < block_size:
                 tokens.setdefault(block, []).append((score(q[i], k[j]), v[j]))
-            elif block < own and block in tokens:
+            elif block in tokens and (block < own or (both_ways and block > own)):
                 landmarks[block] = score(q[i], k[j]) if gates is None else float(gates[i, block])
         best = sorted(landmarks, key=lambda b: landmarks[b], reverse=True)[:top_k]
         blocks = {b: grouped(landmarks[b], tokens[b], alpha) for b in best}

@@ -32,26 +32,6 @@ MASK = masked_tokens(TOKENIZER).mask
 SPECIAL = (TOKENIZER.landmark, TOKENIZER.eot)
 
 
-def loops(q, k, v, block_size, phase=0, alpha=0.0, top_k=None):
-    """Output (T, d) of one head: a query sees its own block, and others, earlier or later, by their landmarks."""
-    out, score = np.zeros_like(q), oracle.score_by()
-    for i in range(len(q)):
-        tokens: dict[int, list] = {}
-        gates: dict[int, float] = {}
-        for j in range(len(k)):
-            block, place = divmod(phase + j, block_size + 1)
-            if place < block_size:
-                tokens.setdefault(block, []).append((score(q[i], k[j]), v[j]))
-            elif block in tokens:
-                gates[block] = score(q[i], k[j])
-        own = (phase + i) // (block_size + 1)
-        best = sorted(gates.keys() - {own}, key=lambda b: gates[b], reverse=True)[:top_k]
-        out[i] = oracle.outer_softmax(tokens.get(own, []), [oracle.grouped(gates[b], tokens[b], alpha) for b in best])[
-            0
-        ]
-    return out
-
-
 CASES = all_pairs(
     {
         "length": [1, 9, 24, 31],
@@ -72,9 +52,8 @@ def test_attention_both_ways_is_plain_loops(case):
     phase, options = torch.tensor([case["phase"], 0]), {"alpha": case["alpha"], "top_k": case["top_k"]}
     out = landmark_attention_both_ways(q, k, v, case["block_size"], phase, **options)
     for b, h in itertools.product(range(2), range(2)):
-        expected = loops(
-            q[b, h].detach().numpy(), k[b, 0].numpy(), v[b, 0].numpy(), case["block_size"], int(phase[b]), **options
-        )
+        leaves = q[b, h].detach().numpy(), k[b, 0].numpy(), v[b, 0].numpy()
+        expected, _ = oracle.window(*leaves, case["block_size"], int(phase[b]), **options, both_ways=True)
         np.testing.assert_allclose(out[b, h].detach(), expected, atol=1e-10)
     assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
 
@@ -115,7 +94,7 @@ def test_a_layer_is_plain_loops(top_k):
     qkv = block.attention.qkv(block.attention_norm(model.embedding(tokens))).unflatten(-1, (-1, 8)).transpose(1, 2)
     q, k, v = (x[0].detach().numpy() for x in qkv.split(2, 1))
     q, k = (np.stack([[oracle.rotate(x[h, i], i) for i in range(24)] for h in range(2)]) for x in (q, k))
-    out = [loops(q[h], k[h], v[h], 5, top_k=top_k) for h in range(2)]
+    out = [oracle.window(q[h], k[h], v[h], 5, top_k=top_k, both_ways=True)[0] for h in range(2)]
     np.testing.assert_allclose(seen["out"][0].detach(), np.concatenate(out, -1), atol=1e-10)
 
 

@@ -35,7 +35,7 @@ def _exponentials(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tens
     return exponentials, scores.new_zeros(shape).scatter_add(-1, groups, exponentials), largest
 
 
-def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: bool = True) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
     scores: (B, H, T, S), scaled. Rows of weights sum to one, with two exceptions: a row that loses the weight of the
@@ -49,7 +49,9 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple
     own = block_i == block_j
     index = torch.arange(keys, device=scores.device)
     holds_nothing = is_landmark & (index == 0)  # the landmark of a block whose tokens are all before the window
-    visible = (index[None, :] <= index[prefix:, None]) & ~(landmark_j & own) & ~holds_nothing[:, None, None, :]
+    visible = ~(landmark_j & own) & ~holds_nothing[:, None, None, :]
+    if causal:
+        visible = visible & (index <= index[prefix:, None])
 
     # G_ij: a normal token is in the group of its block; the landmark of another block is in the group of the query.
     num_groups = int(block.max()) + 1

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention import ContextMiss
-from landmark.attention.scoring import keep_best
+from landmark.attention.inputs import AttentionInputs
+from landmark.attention.reference import landmark_attention_weights
 from landmark.config import SYNTHETIC, Config
 from landmark.data.evaluation_texts import segments
 from landmark.data.random_numbers import random_numbers
@@ -34,7 +35,7 @@ from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Decoder, ReadWindow
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-from landmark.utils.window_batch import WindowBatch, most_blocks
+from landmark.utils.window_batch import WindowBatch
 
 SETTINGS = ("model.masked",)
 MASKS = 6  # a stream of random numbers of its own, beside those of `landmark.data.random_numbers`
@@ -157,38 +158,11 @@ def landmark_attention_both_ways(
     A query attends to the tokens of its own block, and to other blocks, earlier or later, by the gates of their
     landmarks. A last block whose landmark is not in the window has no gate: only its own tokens see it.
     """
-    width, length = block_size + 1, q.shape[2]
-    blocks = most_blocks(length, block_size)
-    phase = torch.zeros(len(q), dtype=torch.int64) if phase is None else phase
-    # Whole blocks: place j of them is token j − phase of the window, or there is none.
-    place = torch.arange(blocks * width, device=q.device) - phase.to(q.device)[:, None]
-    is_there = ((place >= 0) & (place < length)).unflatten(1, (blocks, width))
-    index = place.clamp(0, length - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[-1])
-    k, v = (x.gather(2, index).repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    scores = (q @ k.mT / math.sqrt(q.shape[-1])).unflatten(-1, (blocks, width))  # (B, H, T, blocks, W)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    own = (torch.arange(length, device=q.device) + phase.to(q.device)[:, None]) // width
-    is_own = (own[..., None] == torch.arange(blocks, device=q.device))[:, None]  # (B, 1, T, blocks)
-    has_gate = is_there[..., -1] & is_there[..., :-1].any(-1)
-    tokens = scores[..., :-1].masked_fill(~is_there[:, None, None, :, :-1], -torch.inf)
-    gates = scores[..., -1].masked_fill(is_own | ~has_gate[:, None, None], -torch.inf)
-    if top_k is not None:
-        keep_best(gates, top_k, -1)
-    # Softmax of each block; one without tokens has no weight, and no gate.
-    of_blocks = tokens.masked_fill(~is_there[..., :-1].any(-1)[:, None, None, :, None], 0.0)
-    if alpha:
-        gates = gates + alpha * of_blocks.logsumexp(-1)
-    own_tokens = tokens.masked_fill(~is_own[..., None], -torch.inf).flatten(-2)
-    outer = _softmax(torch.cat([own_tokens, gates], -1))
-    own_weights, gates = outer.split([blocks * block_size, blocks], -1)
-    weights = own_weights.unflatten(-1, (blocks, block_size)) + gates[..., None] * of_blocks.softmax(-1)
-    return F.pad(weights, (0, 1)).flatten(-2).to(v.dtype) @ v
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension; weights of 0 where all scores are −∞, as of a landmark alone in its window."""
-    is_empty = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    phase, scale = torch.zeros(len(q), dtype=torch.int64) if phase is None else phase, 1 / math.sqrt(q.shape[-1])
+    inputs = AttentionInputs(q, k, v, None, phase, None, None, block_size, 0, scale, top_k=top_k, alpha=alpha)
+    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    return landmark_attention_weights(scores, inputs, causal=False)[0].to(v.dtype) @ v
 
 
 class Model(Decoder):

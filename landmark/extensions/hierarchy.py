@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landmark.attention import ContextMiss, Extra, Window
-from landmark.attention.inputs import as_autocast, without_autocast
+from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import blocks_and_landmarks
-from landmark.attention.reference import grouped_logsumexp
+from landmark.attention.reference import landmark_attention_weights
 from landmark.attention.scoring import keep_best
 from landmark.config import Config
 from landmark.config.schema import memory_settings
@@ -124,23 +124,13 @@ def adjusted(scores: Tensor, own: Tensor, fan_out: int, bias: Tensor) -> list[Te
 def attend_by_gates(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, layout: Window, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Landmark attention (B, H, T, d) by gates (B, H, T, blocks), and its log-sum-exp (B, H, T).
-
-    It is one softmax over tokens, in which those of block b have the bias g_b − L_b.
-    """
-    block, is_landmark = blocks_and_landmarks(phase_of(layout, q), k.shape[2], layout.block_size)
-    block_i, block_j = block[:, None, layout.prefix :, None], block[:, None, None]
-    index = torch.arange(k.shape[2], device=q.device)
-    visible = (index <= index[layout.prefix :, None]) & ~is_landmark[:, None, None]
+    """Landmark attention (B, H, T, d) by gates (B, H, T, blocks) in place of landmarks' scores, and its log-sum-exp."""
+    phase = phase_of(layout, q)
+    block, is_landmark = blocks_and_landmarks(phase, k.shape[2], layout.block_size)
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
-    scores = scores.masked_fill(~visible, -torch.inf)
-    of_blocks = grouped_logsumexp(scores, block_j, gates.shape[-1])  # L
-    bias = torch.where(gates > -torch.inf, gates - of_blocks, -torch.inf)
-    bias = bias.gather(-1, block_j.expand_as(scores)).masked_fill(block_i == block_j, 0.0)
-    scores = scores + bias
-    is_empty = (scores == -torch.inf).all(-1, keepdim=True)  # the landmark of a first block without tokens
-    weights = scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
-    lse = scores.masked_fill(is_empty, 0.0).logsumexp(-1).masked_fill(is_empty[..., 0], -torch.inf)
+    scores = torch.where(is_landmark[:, None, None], gates.gather(-1, block[:, None, None].expand_as(scores)), scores)
+    inputs = AttentionInputs(q, k, v, None, phase, None, None, layout.block_size, layout.prefix, scale)
+    weights, lse = landmark_attention_weights(scores, inputs)
     return weights @ v, lse
 
 

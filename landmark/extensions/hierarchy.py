@@ -37,7 +37,7 @@ from landmark.config import Config
 from landmark.config.schema import memory_settings
 from landmark.memory import Memory
 from landmark.memory.layer import Question
-from landmark.memory.reading import for_each_head, rotated_for_local_attention
+from landmark.memory.reading import for_each_head, merge, read_blocks, rotated_for_local_attention
 from landmark.memory.select.scores import best_ages, scores_of_blocks
 from landmark.memory.settings import MemorySettings
 from landmark.models.config import DecoderConfig
@@ -167,10 +167,9 @@ class GroupMemory(Memory):
                 return self._done(question, out.to(q.dtype))
             best = self._best_blocks(levels, blocks)
             shift = (levels[0][..., :blocks] - stored).gather(-1, best)
-            of_blocks, gates = self._read(question, best, shift)
-            weights = torch.cat([lse[..., None], gates], -1).softmax(-1)
-            out = weights[..., :1] * out + (weights[..., 1:, None] * of_blocks).sum(3)
-            return self._done(question, out.to(q.dtype), blocks - best, weights[..., 1:].to(q.dtype))
+            weighted, gates = read_blocks(question, blocks - best)
+            out, weights = merge((out, lse), (weighted, gates + shift), None)
+            return self._done(question, out.to(q.dtype), blocks - best, weights.to(q.dtype))
 
     def _best_blocks(self, levels: Sequence[Tensor], blocks: int) -> Tensor:
         """The numbers (B, H, T, q) of the stored blocks that are best through their groups, in order.
@@ -196,18 +195,6 @@ class GroupMemory(Memory):
         is_tied = question.layer in self.tied_layers and 0 < question.lags.own < blocks
         buffer = queries.new_empty(queries[0, ..., 0].numel() * blocks)
         return scores_of_blocks(question, queries, store.landmarks, blocks if is_tied else 0, buffer)[0]
-
-    def _read(self, question: Question, best: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (B, H, T, q, d) of attention to blocks of these numbers (B, H, T, q), and gates with the shift."""
-        store, ages = question.store, len(question.store) - best
-        lags = question.lags.attending(ages).expand_as(best)
-        queries = question.rounded.permute(1, 3, 2, 0, 4).to(store.landmarks.dtype)  # (B, H, T, S, d)
-        q = queries.gather(3, (lags - 1)[..., None].expand(*lags.shape, queries.shape[-1]))
-        places = store.places(ages).flatten()
-        fetched, landmarks = store.fetch(places), store.read_landmarks(places).view(*q.shape)
-        keys, values = (x.view(*best.shape, *store.block_shape) for x in (fetched.read_keys(), fetched.read_values()))
-        weights = (q[..., None, :] * keys.to(q.dtype)).sum(-1).softmax(-1)
-        return (weights[..., None] * values.to(q.dtype)).sum(-2), (q * landmarks).sum(-1) + shift
 
 
 class GroupLayer(Layer):

@@ -5,7 +5,6 @@ To import it registers the models with landmarks, so that AutoModelForCausalLM o
 
 from __future__ import annotations
 
-from landmark.huggingface import classes as classes
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.prefixes import PrefixCache

@@ -196,7 +196,7 @@ class LandmarkCache(Cache):
         exists, the disk is full, or the batch is padded.
         """
         if self.groups:
-            raise UserError("a padded batch has a memory for each length: save those of `samples`")
+            raise UserError("a padded batch has a memory for each length: read the texts one by one to save them")
         tensors = {IDS: self.ids.contiguous()}
         for number, layer in self._windows.items():
             if layer.is_initialized:
@@ -305,14 +305,6 @@ class LandmarkCache(Cache):
             chosen.layers.append(copied)
         return chosen
 
-    @property
-    def samples(self) -> list[LandmarkCache]:
-        """A copy of the memory of each sample of a padded batch; nothing of another batch."""
-        found = {
-            row: group.cache.select(torch.tensor([at])) for group in self.groups for at, row in enumerate(group.rows)
-        }
-        return [found[row] for row in sorted(found)]
-
     def texts(self, batch: int) -> list[Tensor]:
         """The ids read of each of `batch` samples, without landmarks and padding."""
         found = dict.fromkeys(range(batch), self.ids.new_zeros(0))
@@ -396,17 +388,10 @@ class LandmarkCache(Cache):
         if not torch.equal(beam_idx.cpu(), torch.arange(len(beam_idx))):
             self.batch_select_indices(beam_idx)
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each sample."""
-        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
-
     @property
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
         return sum(len(group.rows) for group in self.groups) or self.memory.batch_size
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        raise UserError("a landmark memory cannot be cut back, as assisted generation needs")
 
     @property
     def max_cache_len(self) -> int:

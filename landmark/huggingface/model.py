@@ -18,7 +18,7 @@ from landmark.huggingface.attention import ATTENTION, LandmarkWindow, with_landm
 from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
-from landmark.huggingface.windows import check_windows, next_labels
+from landmark.huggingface.windows import check_windows
 from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
@@ -114,7 +114,7 @@ class LandmarkModel(_Base):
             attention_mask: (B, T) or (B, all tokens so far), 0 for padding. A `LandmarkCache` does not read padding;
                 windows may be padded on the right.
             past_key_values: a `LandmarkCache` for a text that continues, or a cache of the original model.
-            labels: with `phase` landmarks are not predicted, and the target before one is the token after it.
+            labels: with `phase` together with `shift_labels`: the target before a landmark is the token after it.
             phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`, the
                 bounds (documents + 1,) of documents that do not see each other in a packed row, (documents,).
             local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
@@ -135,17 +135,15 @@ class LandmarkModel(_Base):
             reading = {"local": local or self.landmarks.local, "known": known, **kwargs}
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
-        has_landmarks = self.landmarks.token is not None
-        if labels is not None and phase is None and self.training and has_landmarks:
-            raise UserError(
-                "labels without phase would train the model without landmarks: make the batches with "
-                "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
-            )
-        if labels is not None and phase is None and has_landmarks and not torch.compiler.is_compiling():
-            warnings.warn(
-                "labels without phase: this loss is of the model without landmarks; LandmarkCollator gives the phase",
-                stacklevel=2,
-            )
+        if labels is not None and phase is None and self.landmarks.token is not None:
+            if self.training:
+                raise UserError(
+                    "labels without phase would train the model without landmarks: make the batches with "
+                    "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
+                )
+            if not torch.compiler.is_compiling():
+                why = "this loss is of the model without landmarks; LandmarkCollator gives the phase"
+                warnings.warn(f"labels without phase: {why}", stacklevel=2)
         given = {"labels": labels, "use_cache": use_cache, **kwargs}
         window = None
         if phase is not None:
@@ -156,8 +154,6 @@ class LandmarkModel(_Base):
             bounds = {"past_key_values": past_key_values, "cu_seqlens": cu_seqlens}
             check_windows(tokens, phase, token, block_size, attention_mask, **given, **bounds)
             window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
-            if labels is not None and kwargs.get("shift_labels") is None:
-                given["shift_labels"] = next_labels(labels, phase, block_size, cu_seqlens)
             given |= {"landmarks": window, "use_cache": False}
             if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
                 given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))

@@ -1,4 +1,4 @@
-"""Windows with landmarks for fine-tuning with transformers' `Trainer`: a collator, and the targets of a window."""
+"""Windows with landmarks for fine-tuning with transformers' `Trainer`: a collator, and what is checked in a window."""
 
 from __future__ import annotations
 
@@ -116,22 +116,6 @@ def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor 
     return place % (block_size + 1) == block_size
 
 
-def next_labels(labels: Tensor, phase: Tensor, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The target of each token of windows with landmarks, (B, T): the label of the next token that is no landmark.
-
-    labels: (B, T), the token at each place, or NO_LOSS. phase, cu_seqlens: as of `is_landmark`.
-    """
-    if cu_seqlens is not None:
-        bounds = zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), phase, strict=True)
-        parts = [next_labels(labels[:, a:b], each[None], block_size) for a, b, each in bounds]
-        return torch.cat(parts, 1)
-    length = labels.shape[1]
-    places = is_landmark(phase.to(labels.device), length + 1, block_size)
-    after = torch.nn.functional.pad(labels, (0, 2), value=NO_LOSS)
-    targets = torch.where(places[:, 1:], after[:, 2:], after[:, 1:-1])
-    return targets.masked_fill(places[:, :-1], NO_LOSS)
-
-
 def check_windows(
     tokens: Tensor | None, phase: Tensor, token: int, block_size: int, mask: Tensor | None, **given: Any
 ) -> None:
@@ -144,8 +128,11 @@ def check_windows(
         raise UserError("phase: give the windows too, as input_ids")
     if given.get("past_key_values") is not None:
         raise UserError("windows with phase are whole: they go on from no past_key_values")
-    if given.get("labels") is None and given.get("shift_labels") is not None:
-        raise UserError("shift_labels without labels, as label smoothing gives them: it would predict landmarks")
+    if (given.get("labels") is None) != (given.get("shift_labels") is None):
+        raise UserError(
+            "labels and shift_labels: windows need both or none, as landmark.huggingface.LandmarkCollator gives them; "
+            "label smoothing would predict landmarks"
+        )
     bounds = given.get("cu_seqlens")
     if not isinstance(phase, Tensor) or phase.is_floating_point() or phase.dtype == torch.bool:
         raise UserError(f"phase: must be a tensor of integers, not {getattr(phase, 'dtype', type(phase).__name__)}")

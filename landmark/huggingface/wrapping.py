@@ -159,8 +159,6 @@ def unwrap(model: LandmarkModel) -> PreTrainedModel:
     names = {name: original for original, name in ATTENTION.items()}
     plain.set_attn_implementation(names.get(plain.config._attn_implementation, plain.config._attn_implementation))
     delattr(plain.config, SETTINGS)
-    if "Landmark" in str(getattr(plain.config, "auto_map", None)):  # of `save_pretrained`
-        del plain.config.auto_map
     plain.config.__class__ = type(plain.config).__bases__[-1]
     plain.__class__ = type(plain).__bases__[-1]
     if rebound:
@@ -247,16 +245,14 @@ class _LandmarkConfig(_Base):
 @cache
 def config_class(base: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     """The class of configurations with landmarks; `base` is that without them."""
-    content = {"_auto_class": "AutoConfig", "__module__": WHERE}
-    return cast(Any, type)(NAME + base.__name__, (_LandmarkConfig, base), content)
+    return cast(Any, type)(NAME + base.__name__, (_LandmarkConfig, base), {"__module__": WHERE})
 
 
 @cache
 def model_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The class of models with landmarks; `base` is that without them."""
     assert base.config_class is not None
-    content = {"config_class": config_class(base.config_class), "_auto_class": "AutoModelForCausalLM"}
-    content["__module__"] = WHERE
+    content = {"config_class": config_class(base.config_class), "__module__": WHERE}
     return type(NAME + base.__name__, (LandmarkModel, base), content)
 
 

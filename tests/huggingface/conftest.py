@@ -6,91 +6,65 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GPTNeoXConfig,
-    GptOssConfig,
-    GraniteConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
-    Olmo3Config,
-    Phi3Config,
-    PhiConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    SmolLM3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from landmark.huggingface import wrap
 
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 16}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
 SHAPE |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+WITHOUT_HEAD_DIM = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+WITHOUT_KV = {name: value for name, value in WITHOUT_HEAD_DIM.items() if name != "num_key_value_heads"}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+HALF = PLAIN | {"partial_rotary_factor": 0.5}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-CONFIGS = {
-    "llama": lambda: LlamaConfig(**SHAPE, attention_bias=True),
-    "llama_linear": lambda: LlamaConfig(
-        **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-    ),
-    "llama3": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
-    "llama_yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
-    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
-    "qwen2": lambda: Qwen2Config(**{name: value for name, value in SHAPE.items() if name != "head_dim"}),
-    "qwen3": lambda: Qwen3Config(**SHAPE),
-    "gemma": lambda: GemmaConfig(**SHAPE),
-    "gemma3": lambda: Gemma3TextConfig(
-        **SHAPE,
-        sliding_window=12,
-        layer_types=["sliding_attention", "full_attention", "full_attention"],
-        query_pre_attn_scalar=9,
-    ),
-}
-
-WITHOUT_HEAD_DIM = {name: value for name, value in SHAPE.items() if name != "head_dim"}
-WITHOUT_KV = {name: value for name, value in WITHOUT_HEAD_DIM.items() if name != "num_key_value_heads"}
-HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 SLIDES = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 VISION |= {"image_size": 8, "patch_size": 4}
-FURTHER = {  # tested in test_families.py and test_training_free.py alone
-    "mixtral": lambda: MixtralConfig(**SHAPE, **EXPERTS, sliding_window=None),
-    "qwen3_moe": lambda: Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
-    "phi3": lambda: Phi3Config(**WITHOUT_HEAD_DIM, sliding_window=None),
-    "olmo2": lambda: Olmo2Config(**WITHOUT_HEAD_DIM),
-    "olmo3": lambda: Olmo3Config(**WITHOUT_HEAD_DIM, **SLIDES),
-    "smollm3": lambda: SmolLM3Config(**WITHOUT_HEAD_DIM, no_rope_layers=[1, 0, 1]),
-    "granite": lambda: GraniteConfig(**WITHOUT_HEAD_DIM, attention_multiplier=0.2, residual_multiplier=0.7),
-    "gemma2": lambda: Gemma2Config(**SHAPE, **SLIDES, attn_logit_softcapping=2.0, query_pre_attn_scalar=9),
-    "gpt_oss": lambda: GptOssConfig(**SHAPE, **SLIDES, **EXPERTS, **PLAIN),
-    "gpt_neox": lambda: GPTNeoXConfig(**WITHOUT_KV, **HALF),
-    "phi": lambda: PhiConfig(**WITHOUT_HEAD_DIM, **HALF),
-    "llama4_text": lambda: Llama4TextConfig(
-        **SHAPE, **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=12, no_rope_layers=[1, 0, 0], moe_layers=[1]
-    ),
-    "gemma3_whole": lambda: Gemma3Config(
-        text_config={**SHAPE, **SLIDES, "query_pre_attn_scalar": 9}, vision_config=VISION, mm_tokens_per_image=4
-    ),
+LLAMA4 = {"intermediate_size_mlp": 48, "attention_chunk_size": 12, "no_rope_layers": [1, 0, 0], "moe_layers": [1]}
+GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.7}
+GEMMA3 = SHAPE | SLIDES | {"query_pre_attn_scalar": 9}
+CONFIGS = {  # model type and settings of each tiny model
+    "llama": ("llama", SHAPE | {"attention_bias": True}),
+    "llama_linear": ("llama", SHAPE | {"rope_parameters": LINEAR}),
+    "llama3": ("llama", SHAPE | {"rope_parameters": LLAMA3}),
+    "llama_yarn": ("llama", SHAPE | {"rope_parameters": YARN}),
+    "mistral": ("mistral", SHAPE | {"sliding_window": None}),
+    "qwen2": ("qwen2", WITHOUT_HEAD_DIM),
+    "qwen3": ("qwen3", SHAPE),
+    "gemma": ("gemma", SHAPE),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "mixtral": ("mixtral", SHAPE | EXPERTS | {"sliding_window": None}),
+    "qwen3_moe": ("qwen3_moe", SHAPE | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "phi3": ("phi3", WITHOUT_HEAD_DIM | {"sliding_window": None}),
+    "olmo2": ("olmo2", WITHOUT_HEAD_DIM),
+    "olmo3": ("olmo3", WITHOUT_HEAD_DIM | SLIDES),
+    "smollm3": ("smollm3", WITHOUT_HEAD_DIM | {"no_rope_layers": [1, 0, 1]}),
+    "granite": ("granite", WITHOUT_HEAD_DIM | GRANITE),
+    "gemma2": ("gemma2", GEMMA3 | {"attn_logit_softcapping": 2.0}),
+    "gpt_oss": ("gpt_oss", SHAPE | SLIDES | EXPERTS | {"rope_parameters": PLAIN}),
+    "gpt_neox": ("gpt_neox", WITHOUT_KV | {"rope_parameters": HALF}),
+    "phi": ("phi", WITHOUT_HEAD_DIM | {"rope_parameters": HALF}),
+    "llama4_text": ("llama4_text", SHAPE | EXPERTS | LLAMA4),
+    "gemma3_whole": ("gemma3", {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4}),
 }
+EAGER = "gemma2", "gemma3_whole", "gpt_oss"  # transformers has no exact other attention for these
+
+
+def make_config(name: str, **changes):
+    kind, settings = CONFIGS[name]
+    return AutoConfig.for_model(kind, **settings | changes)
 
 
 def make_model(family: str, implementation: str = "sdpa", seed: int = 0):
     """Random weights, norms and biases too."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config({**CONFIGS, **FURTHER}[family](), attn_implementation=implementation)
-    if family in FURTHER and "experts" in str(model).lower():
+    model = AutoModelForCausalLM.from_config(make_config(family), attn_implementation=implementation)
+    if "experts" in str(model).lower():
         model.set_experts_implementation("eager")  # the others have no float64
     with torch.no_grad():
         for parameter in model.parameters():
@@ -98,13 +72,14 @@ def make_model(family: str, implementation: str = "sdpa", seed: int = 0):
     return model.eval()
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes and an end of text."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+def make_tokenizer(hole: int = 256, end: str = "<eot>") -> PreTrainedTokenizerFast:
+    """256 bytes and an end of text. hole: an id that no token has."""
+    letters = enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    vocab = {letter: number + (number >= hole) for number, letter in letters}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eot>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
 
 
 BLOCK = 4
@@ -121,11 +96,6 @@ def read(model, ids, memory=None, parts=None):
     """Logits of all tokens, read in parts of so many tokens with a memory. None: an empty one, in one part."""
     memory = model.new_memory() if memory is None else memory
     return torch.cat([model(part, past_key_values=memory).logits for part in ids.split(parts or ids.shape[1], 1)], 1)
-
-
-@pytest.fixture(params=CONFIGS)
-def family(request) -> str:
-    return request.param
 
 
 @pytest.fixture(params=["llama", "gemma3"])

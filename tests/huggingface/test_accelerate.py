@@ -1,4 +1,4 @@
-"""Models that accelerate has spread over devices or wrapped: they read with landmarks, or say that they cannot."""
+"""Models that other libraries have changed, accelerate and PEFT: what they read, which saved memories are theirs."""
 
 from types import SimpleNamespace
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 from accelerate import Accelerator, cpu_offload, dispatch_model
 from accelerate.state import AcceleratorState
+from peft import LoraConfig, get_peft_model
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
+from landmark.utils.weights import weights_digest
 from tests.huggingface.conftest import BLOCK, SETTINGS, make_model, make_tokenizer, read, wrapped_model
 
 
@@ -54,12 +56,26 @@ def test_weights_that_lie_where_the_embedding_was_are_their_own(tokenizer, tmp_p
     assert all(set(places) == {model.get_input_embeddings().weight.data_ptr()} for places in known)
 
 
-@pytest.mark.parametrize("buffers", [False, True])
-def test_a_model_in_the_cpus_memory_reads_with_landmarks(buffers, ids, tokenizer):
-    wrapped = wrapped_model("llama3", tokenizer)
-    expected = read(wrapped, ids)
+def kept(model, ids, folder):
+    """The folder of a memory that the model saved."""
+    read(model, ids, memory := model.new_memory())
+    memory.save(folder)
+    return folder
+
+
+def check_another(model, folder):
+    with pytest.raises(UserError, match="another model"):
+        model.new_memory().load(folder)
+
+
+@pytest.mark.parametrize(("family", "buffers"), [("llama3", False), ("llama3", True), ("gemma3", True)])
+def test_a_model_in_the_cpus_memory_reads_as_before(family, buffers, ids, tokenizer, tmp_path):
+    wrapped = wrapped_model(family, tokenizer)
+    expected, folder = read(wrapped, ids), kept(wrapped, ids, tmp_path / "kept")
     cpu_offload(wrapped, execution_device="cpu", offload_buffers=buffers)
+    assert next(wrapped.parameters()).is_meta
     torch.testing.assert_close(read(wrapped, ids), expected)
+    wrapped.new_memory().load(folder)
     assert "forward" in vars(unwrap(wrapped))
     with torch.no_grad():
         assert wrapped(ids).logits.shape == (2, 30, 258)
@@ -67,13 +83,17 @@ def test_a_model_in_the_cpus_memory_reads_with_landmarks(buffers, ids, tokenizer
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_loads_onto_several_places(family, ids, tokenizer, tmp_path):
+    """What it reads there, and that it knows its own memory."""
     wrapped = wrapped_model(family, tokenizer)
-    expected = read(wrapped, ids)
-    wrapped.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
+    expected, folder = read(wrapped, ids), kept(wrapped, ids, tmp_path / "kept")
+    wrapped.save_pretrained(tmp_path / "saved"), tokenizer.save_pretrained(tmp_path / "saved")
     for device_map in ("auto", on_disk()):
         again, _ = load(tmp_path / "saved", device_map=device_map, offload_folder=tmp_path / "offload")
         torch.testing.assert_close(read(again, ids), expected)
+        again.new_memory().load(folder)
+    dispatch_model(other := wrapped_model(family, seed=1), on_disk(), offload_dir=tmp_path / "other")
+    assert weights_digest(other) != weights_digest(again)
+    check_another(other, folder)
 
 
 @pytest.mark.parametrize("landmarks", ["token", "none"])
@@ -91,13 +111,6 @@ def test_a_saved_memory_loads_where_the_layers_are(landmarks, ids, tokenizer, tm
         assert {x.device.type for x in tensors} == {places[number]}
 
 
-def test_a_model_without_embeddings_in_memory_is_refused(tokenizer):
-    model = make_model("llama")
-    cpu_offload(model, execution_device="cpu")
-    with pytest.raises(UserError, match=r"embeddings are kept elsewhere .*load\(folder, device_map=…\)"):
-        wrap(model, tokenizer)
-
-
 def test_prepared_after_wrap_it_reads_with_landmarks(accelerator, ids, tokenizer):
     wrapped = wrapped_model("llama", tokenizer)
     expected = read(wrapped, ids)
@@ -109,26 +122,25 @@ def test_prepared_after_wrap_it_reads_with_landmarks(accelerator, ids, tokenizer
     assert (wrapped(ids).logits - expected).norm() > 0.3 * expected.norm()
 
 
-def test_prepared_before_wrap_it_is_refused(accelerator, tokenizer):
-    """Its forward is closed around that of the class before, and cannot be bound anew."""
-    prepared = accelerator.prepare(make_model("llama"))
-    with pytest.raises(UserError, match="has a forward of its own.*accelerator.prepare.*wrap it before"):
-        wrap(prepared, tokenizer)
+def test_models_that_cannot_be_changed_are_refused(accelerator, tokenizer):
+    """A forward that is closed around that of the class before cannot be bound anew."""
+    cpu_offload(elsewhere := make_model("llama"), execution_device="cpu")
+    own = make_model("llama")
+    own.forward = lambda *args, **kwargs: type(own).forward(own, *args, **kwargs)
+    for model, said in (
+        (elsewhere, r"embeddings are kept elsewhere .*load\(folder, device_map=…\)"),
+        (accelerator.prepare(make_model("llama")), "has a forward of its own.*accelerator.prepare.*wrap it before"),
+        (own, "has a forward of its own"),
+    ):
+        with pytest.raises(UserError, match=said):
+            wrap(model, tokenizer)
     assert "<landmark>" not in tokenizer.get_vocab()
-
-
-def test_a_forward_of_anything_else_is_refused(tokenizer):
-    model = make_model("llama")
-    model.forward = lambda *args, **kwargs: type(model).forward(model, *args, **kwargs)
-    with pytest.raises(UserError, match="has a forward of its own"):
-        wrap(model, tokenizer)
-    model = make_model("llama")
-    wrapped = wrap(model, tokenizer)
+    wrapped = wrapped_model("llama", tokenizer)
+    with pytest.raises(UserError, match="landmarks already"):
+        attach(wrapped, wrapped.landmarks)
     wrapped.forward = wrapped.forward
     with pytest.raises(UserError, match="has a forward of its own"):
         unwrap(wrapped)
-    with pytest.raises(UserError, match="landmarks already"):
-        attach(wrapped, wrapped.landmarks)
 
 
 @torch.no_grad()
@@ -160,3 +172,41 @@ def test_a_layer_that_attends_on_its_own_is_noticed(ids, tokenizer):
     for call in ({"past_key_values": wrapped.new_memory()}, {"phase": torch.zeros(2, dtype=torch.int64)}):
         with pytest.raises(UserError, match=r"layers \[1\] attended without landmarks"):
             wrapped(insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)[0] if "phase" in call else ids, **call)
+
+
+def test_another_adapter_is_another_model(llama, ids, tmp_path):
+    base = kept(llama, ids, tmp_path / "base")
+    settings = {"task_type": "CAUSAL_LM", "init_lora_weights": False, "target_modules": ["k_proj", "v_proj"]}
+    adapted = get_peft_model(llama, LoraConfig(**settings), "A")
+    of_a = kept(llama, ids, tmp_path / "A")
+    adapted.add_adapter("B", LoraConfig(**settings))
+    llama.new_memory().load(of_a)
+    adapted.set_adapter("B")
+    check_another(llama, of_a)
+    with adapted.disable_adapter():
+        llama.new_memory().load(base)
+        check_another(llama, of_a)
+    adapted.set_adapter("A")
+    llama.new_memory().load(of_a)
+    check_another(llama, base)
+
+
+@torch.no_grad()
+def test_another_row_of_the_embedding_is_another_model(llama, ids, tmp_path):
+    """Trained ones count where they are active; the output embedding decides no keys."""
+    base = kept(llama, ids, tmp_path / "base")
+    llama.lm_head.weight.mul_(2)
+    llama.new_memory().load(base)
+    row = llama.get_input_embeddings().weight[llama.landmarks.token]
+    row += 0.1
+    check_another(llama, base)
+    row -= 0.1
+    base = kept(llama, ids, tmp_path / "again")
+    rows = {"embed_tokens": [llama.landmarks.token]}
+    adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"], trainable_token_indices=rows))
+    for name, weight in adapted.named_parameters():
+        if "trainable_tokens_delta" in name:
+            weight.add_(1)
+    check_another(llama, base)
+    with adapted.disable_adapter():
+        llama.new_memory().load(base)

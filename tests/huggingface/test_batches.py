@@ -35,36 +35,39 @@ def padded(texts, side):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @torch.no_grad()
 def test_padded_texts_are_read_as_one_by_one(family, settings, texts, side, tokenizer):
-    """In one call and in one that goes on; some go beyond the positions of the training, others do not."""
+    """In one call and in one that goes on, from nothing (left) or from texts of one length (right); some go beyond the
+    positions of the training, others do not."""
     close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
     wrapped = wrapped_model(family, tokenizer, **settings).double()
     wrapped.config.max_position_embeddings = 25
-    ids, mask = padded(texts, side)
-    memory = wrapped.new_memory()
+    (ids, mask), memory = padded(texts, side), wrapped.new_memory()
+    before, more = (torch.arange(columns * len(texts)).view(len(texts), columns) for columns in (11, 10))
+    if side == "right":
+        wrapped(before, past_key_values=memory)
     found = wrapped(ids, attention_mask=mask, past_key_values=memory, output_hidden_states=True)
-    more = torch.arange(10 * len(texts)).view(len(texts), 10)
     after = wrapped(more, attention_mask=torch.cat([mask, torch.ones_like(more)], 1), past_key_values=memory).logits
-    kept = {"logits_to_keep": 2 if side == "left" else 0}
-    last = wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory(), **kept).logits
-    assert memory.get_seq_length() == 40
+    assert memory.get_seq_length() == 40 + 11 * (side == "right")
     for row, text in enumerate(texts):
         alone, own = wrapped.new_memory(), mask[row].bool()
+        if side == "right":
+            wrapped(before[row : row + 1], past_key_values=alone)
         expected = wrapped(text[None], past_key_values=alone, output_hidden_states=True)
         close(found.logits[row, own], expected.logits[0])
         assert not found.logits[row, ~own].any()
         close(found.hidden_states[1][row, own], expected.hidden_states[1][0])
-        if settings is not FREE:  # there tokens without logits choose together
-            close(last[row], found.logits[row, -len(last[row]) :])
         close(after[row], wrapped(more[row : row + 1], past_key_values=alone).logits[0])
+    if side == "left" and settings is not FREE:  # there tokens without logits choose together
+        last = wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory(), logits_to_keep=2).logits
+        close(last, found.logits[:, -2:])
 
 
 @pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": False, "num_beams": 2}])
 def test_padded_prompts_are_answered_as_one_by_one(wrapped, texts, settings):
-    ids, mask = padded(texts, "left")
-    found = wrapped.generate(ids, attention_mask=mask, max_new_tokens=12, **settings)
-    for row, text in enumerate(texts):
-        expected = wrapped.generate(text[None], max_new_tokens=12, **settings)
-        assert torch.equal(found[row, -12:], expected[0, -12:])
+    ids, mask = padded(texts[1:4], "left")
+    found = wrapped.generate(ids, attention_mask=mask, max_new_tokens=7, **settings)
+    for row, text in enumerate(texts[1:4]):
+        expected = wrapped.generate(text[None], max_new_tokens=7, **settings)
+        assert torch.equal(found[row, -7:], expected[0, -7:])
 
 
 def test_pipelines_answer_batches_as_one_by_one(tokenizer):
@@ -72,33 +75,22 @@ def test_pipelines_answer_batches_as_one_by_one(tokenizer):
     tokenizer.pad_token, tokenizer.padding_side = "<eot>", "left"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     answer = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    prompts = ["a heron " * count for count in (1, 9, 4, 2, 7, 3, 5, 8)]
-    settings = {"max_new_tokens": 9, "do_sample": False}
-    together = answer(prompts, batch_size=8, **settings)
+    prompts = ["a heron " * count for count in (1, 4, 2)]
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    together = answer(prompts, batch_size=3, **settings)
     assert together == [answer(prompt, **settings) for prompt in prompts]
 
 
-def test_a_batch_becomes_padded_later(wrapped, texts):
-    """The first turn has one length, the second has not."""
-    same = torch.stack([texts[0][:11], texts[4][:11]])
-    ids, mask = padded([texts[1], texts[2]], "left")
-    memory = wrapped.new_memory()
-    with torch.no_grad():
-        wrapped(same, past_key_values=memory)
-        found = wrapped(ids, attention_mask=mask, past_key_values=memory).logits
-        for row, text in enumerate((texts[1], texts[2])):
-            alone = wrapped.new_memory()
-            wrapped(same[row : row + 1], past_key_values=alone)
-            expected = wrapped(text[None], past_key_values=alone).logits[0]
-            torch.testing.assert_close(found[row, mask[row].bool()], expected)
-
-
-def test_a_padded_batch_is_not_saved_as_one_memory(wrapped, texts, tmp_path):
+@torch.no_grad()
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_batch_of_another_size_is_refused_and_a_padded_one_is_not_saved(wrapped, texts, is_padded, tmp_path):
     ids, mask = padded(texts, "left")
-    memory = wrapped.new_memory()
-    wrapped(ids, attention_mask=mask, past_key_values=memory)
-    with pytest.raises(UserError, match="save those of `samples`"):
-        memory.save(tmp_path / "kept")
+    wrapped(ids, attention_mask=mask if is_padded else None, past_key_values=(memory := wrapped.new_memory()))
+    with pytest.raises(UserError, match="the ids are of 2 texts, the memory is of 5"):
+        wrapped(ids[:2], past_key_values=memory)
+    if is_padded:
+        with pytest.raises(UserError, match="has a memory for each length"):
+            memory.save(tmp_path / "kept")
 
 
 @torch.no_grad()
@@ -125,16 +117,6 @@ def test_a_batch_that_fails_part_way_is_not_read_on(wrapped, texts):
         wrapped(ids, attention_mask=mask, past_key_values=memory).logits,
         wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory()).logits,
     )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_a_batch_of_another_size_is_refused(wrapped, texts, is_padded):
-    ids, mask = padded(texts, "left")
-    memory = wrapped.new_memory()
-    wrapped(ids, attention_mask=mask if is_padded else None, past_key_values=memory)
-    with pytest.raises(UserError, match="the ids are of 2 texts, the memory is of 5"):
-        wrapped(ids[:2], past_key_values=memory)
 
 
 @pytest.mark.parametrize(

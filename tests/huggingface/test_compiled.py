@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from landmark.huggingface import LandmarkCollator, wrap
-from tests.huggingface.conftest import SHAPE, make_tokenizer
+from tests.huggingface.conftest import make_config, make_tokenizer
 
 BLOCK = 5
 
@@ -13,7 +13,7 @@ BLOCK = 5
 @pytest.fixture
 def wrapped():
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE | {"num_hidden_layers": 1}))
+    model = AutoModelForCausalLM.from_config(make_config("llama", num_hidden_layers=1))
     return wrap(model, make_tokenizer(), block_size=BLOCK, memory={"k": 2}, local=8)
 
 

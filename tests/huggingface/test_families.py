@@ -12,12 +12,8 @@ import torch
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoConfig,
     AutoModelForCausalLM,
-    CLIPVisionConfig,
-    CohereConfig,
-    GPT2Config,
-    LlamaConfig,
-    LlavaConfig,
     LlavaForConditionalGeneration,
 )
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -40,10 +36,11 @@ from landmark.huggingface.families import (
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import (
     CONFIGS,
-    FURTHER,
+    EAGER,
     SHAPE,
     VISION,
     WITHOUT_HEAD_DIM,
+    make_config,
     make_model,
     make_tokenizer,
     read,
@@ -55,7 +52,7 @@ PHASE: list[torch.Tensor] = []  # of the windows that `explicit` reads
 
 
 def implementation(family: str) -> str:
-    return "eager" if family in ("gpt_oss", "gemma2") else "sdpa"  # transformers has no other for these two
+    return "eager" if family in EAGER else "sdpa"
 
 
 def explicit(original, module, q, k, v, mask, **given):
@@ -111,7 +108,7 @@ def greedily(model, ids, count):
     return text
 
 
-@pytest.mark.parametrize("family", [*CONFIGS, *FURTHER])
+@pytest.mark.parametrize("family", CONFIGS)
 @torch.no_grad()
 def test_a_family(family, tmp_path):
     """In float64: (1) without landmarks the model itself, whose embedding has one mean row more; (2) windows, cut
@@ -137,8 +134,8 @@ def test_a_family(family, tmp_path):
     torch.testing.assert_close(following, expected, rtol=0, atol=1e-12)  # the product has one column more
 
     phase = torch.tensor([0, 3])
-    tokens = torch.randint(0, 256, (2, 34), generator=torch.Generator().manual_seed(2))
-    tokens[(phase[:, None] + torch.arange(34)) % (BLOCK + 1) == BLOCK] = wrapped.landmarks.token
+    tokens = torch.randint(0, 256, (2, 23), generator=torch.Generator().manual_seed(2))
+    tokens[(phase[:, None] + torch.arange(23)) % (BLOCK + 1) == BLOCK] = wrapped.landmarks.token
     found = wrapped(tokens, phase=phase).logits
     torch.testing.assert_close(found, by_the_equations(wrapped, tokens, phase), rtol=0, atol=1e-10)
 
@@ -151,8 +148,8 @@ def test_a_family(family, tmp_path):
     kept = wrapped(ids, past_key_values=wrapped.new_memory(k=100), logits_to_keep=11).logits
     torch.testing.assert_close(kept, window[:, -11:], rtol=0, atol=2e-4)
     assert not torch.allclose(read(wrapped, ids, wrapped.new_memory(k=1)), window, atol=1e-2)
-    generated = wrapped.generate(ids, max_new_tokens=13, do_sample=False)
-    assert torch.equal(generated, greedily(wrapped, ids, 13))
+    generated = wrapped.generate(ids, max_new_tokens=7, do_sample=False)
+    assert torch.equal(generated, greedily(wrapped, ids, 7))
 
     wrapped.save_pretrained(tmp_path / "with")
     given = {"dtype": torch.float64, "experts_implementation": "eager"}
@@ -165,10 +162,6 @@ def test_a_family(family, tmp_path):
     assert (type(plain), type(plain.config)) == (type(original), type(original.config))
     assert plain.config._attn_implementation == implementation(family)
     assert torch.equal(plain(ids).logits[..., :257], original(ids).logits)
-    plain.save_pretrained(tmp_path / "plain")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", trust_remote_code=True, **given)
-    assert type(again) is type(original)
-    assert not hasattr(again.config, "landmark")
     with pytest.raises(UserError, match="has no landmarks to take off"):
         unwrap(plain)
     assert torch.equal(read(attach(plain, settings), ids), expected)
@@ -177,21 +170,17 @@ def test_a_family(family, tmp_path):
 def refused():
     """Models that cannot have landmarks, by a name for the table."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    two_windows = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
-    llava = LlavaConfig(
-        vision_config=CLIPVisionConfig(**VISION, projection_dim=8),
-        text_config=LlamaConfig(**SHAPE),
-        image_token_index=1,
-    )
-    return {
-        "GPT-2": AutoModelForCausalLM.from_config(GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1)),
-        "Cohere": AutoModelForCausalLM.from_config(CohereConfig(**WITHOUT_HEAD_DIM)),
-        "Llava": LlavaForConditionalGeneration(llava),
-        "Llama, dynamic NTK": AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, rope_parameters=dynamic)),
-        "Qwen 2, windows everywhere": AutoModelForCausalLM.from_config(
-            type(CONFIGS["qwen2"]())(**WITHOUT_HEAD_DIM, use_sliding_window=True, **two_windows)
-        ),
+    windows = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
+    parts = {"vision_config": {"model_type": "clip_vision_model", **VISION, "projection_dim": 8}}
+    parts |= {"text_config": {"model_type": "llama", **SHAPE}, "image_token_index": 1}
+    configs = {
+        "GPT-2": AutoConfig.for_model("gpt2", vocab_size=257, n_embd=8, n_layer=1, n_head=1),
+        "Cohere": AutoConfig.for_model("cohere", **WITHOUT_HEAD_DIM),
+        "Llama, dynamic NTK": make_config("llama", rope_parameters=dynamic),
+        "Qwen 2, windows everywhere": make_config("qwen2", **windows),
     }
+    models = {name: AutoModelForCausalLM.from_config(config) for name, config in configs.items()}
+    return models | {"Llava": LlavaForConditionalGeneration(AutoConfig.for_model("llava", **parts))}
 
 
 def reason(model) -> str:
@@ -225,11 +214,11 @@ def particulars(model) -> str:
 def page() -> str:
     """docs/families.md."""
     rows = {}
-    for name in (*CONFIGS, *FURTHER):
+    for name in CONFIGS:
         model = make_model(name, implementation(name))
         rows.setdefault(model.config.model_type, f"`{type(model).__name__}` | {particulars(model)}")
     lines = [f"| `{family}` | {row} |" for family, row in rows.items()]
-    refusals = [f"| {name} | {reason(model)} |" for name, model in refused().items()]
+    refusals = [f"| {name} | {reason(model)} |" for name, model in sorted(refused().items())]
     return "\n".join(
         [
             "# Models of transformers that can have landmarks",

@@ -9,35 +9,25 @@ from landmark.huggingface.folders import folder_of
 from landmark.utils.errors import UserError
 
 gguf = pytest.importorskip("gguf")
-NAMES = {  # of Llama's weights in a .gguf file
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def write(model, path):
     """The model as llama.cpp writes it, with a vocabulary of bytes."""
     config, writer = model.config, gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
+    numbers = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "rope_dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
+    }
+    for name, value in numbers.items():
+        getattr(writer, f"add_{name}")(value)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
@@ -45,15 +35,11 @@ def write(model, path):
     writer.add_token_types([2, 3, 3, *[6] * (len(tokens) - 3)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
-        layer, own = "", name.removeprefix("model.").removesuffix(".weight")
-        if own.startswith("layers."):
-            _, number, own = own.split(".", 2)
-            layer = f"blk.{number}."
-        if own.endswith(("q_proj", "k_proj")):  # pairs of channels side by side
-            heads = config.num_attention_heads if own.endswith("q_proj") else config.num_key_value_heads
-            weight = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-        writer.add_tensor(f"{layer}{NAMES[own]}.weight", weight.float().numpy())
+        if "q_proj" in name or "k_proj" in name:  # pairs of channels side by side
+            weight = weight.view(-1, 2, config.head_dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

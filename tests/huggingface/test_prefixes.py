@@ -7,7 +7,6 @@ from peft import LoraConfig, get_peft_model
 from landmark.huggingface import PrefixCache
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import read, wrapped_model
-from tests.utils.test_chats import CHATML, chat_tokenizer
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}
@@ -57,22 +56,6 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     changed = longer.clone()
     changed[0, 70] = (changed[0, 70] + 1) % 256
     assert prefixes.longest(changed[0].tolist()) == (70 if anywhere else 65), "where the text went on before"
-
-
-def test_a_chat_in_a_loop_reads_each_turn_once():
-    tokenizer = chat_tokenizer(CHATML)
-    model = wrapped_model("gemma3", tokenizer)
-    letters = tokenizer("abcdefgh")["input_ids"]
-    words = {"suppress_tokens": [token for token in range(260) if token not in letters]}
-    prefixes, calls, chat, before = PrefixCache(model), counted(model), [], 0
-    for turn in ("A heron waits by the lake. Who waits?", "Where?", "How long?"):
-        chat.append({"role": "user", "content": turn})
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=False)
-        calls.clear()
-        answer = prefixes.generate(ids, **GREEDY, **words)[0, ids.shape[1] :]
-        assert sum(calls) == ids.shape[1] - before + 5, "all but the last token of the answer"
-        chat.append({"role": "assistant", "content": tokenizer.decode(answer)})
-        before = ids.shape[1] + 5
 
 
 def test_least_recently_used_memories_go_first(text):
@@ -129,27 +112,27 @@ def test_a_live_memory_of_another_model_is_refused(family, text):
     read(model, text, memory)
     with pytest.raises(UserError, match="the memory is of another model"):
         other.generate(torch.cat([text, text], 1), past_key_values=memory)
+
+    def check_changed():
+        with pytest.raises(UserError, match="weights or the adapter have changed since it began"):
+            read(model, text, memory)
+        memory.reset()
+        read(model, text, memory)
+
     with torch.no_grad():
         model.get_input_embeddings().weight[0] += 1
-    with pytest.raises(UserError, match="weights or the adapter have changed since it began"):
-        read(model, text, memory)
-    memory.reset()
-    read(model, text, memory)
-
-
-def test_a_live_memory_of_another_adapter_is_refused(llama, text):
+    check_changed()
     settings = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["k_proj"])
-    adapted = get_peft_model(llama, settings, "A")
+    adapted = get_peft_model(model, settings, "A")
+    check_changed()
     adapted.add_adapter("B", settings)
-    memory = llama.new_memory()
-    read(llama, text, memory)
-    for change in (lambda: adapted.set_adapter("B"), lambda: (adapted.set_adapter("A"), adapted.merge_adapter())):
-        change()
-        with pytest.raises(UserError, match="the adapter have changed since"):
-            read(llama, text, memory)
+    adapted.set_adapter("B")
+    check_changed()
+    adapted.merge_adapter()
+    check_changed()
     adapted.unmerge_adapter()
-    with adapted.disable_adapter(), pytest.raises(UserError, match="the adapter have changed since"):
-        read(llama, text, memory)
+    with adapted.disable_adapter():
+        check_changed()
 
 
 @pytest.mark.parametrize("settings", [{}, FREE], ids=["landmarks", "without"])

@@ -1,8 +1,6 @@
 """Rows of experiments with pretrained models: how they read, and that texts begin as the model expects."""
 
-import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.tokenizers import PretrainedTokenizer
 from landmark.evaluation.perplexity import evaluate
-from landmark.experiment.runner import evaluate_row
 from landmark.huggingface import wrap
 from landmark.models.checkpoint import load
 from landmark.models.pretrained import Pretrained
@@ -94,10 +91,8 @@ def test_prompts_begin_as_texts_do(data):
     assert prompt.answer in tokenizer.decode(prompt.tokens)
     for first, stop in prompt.evidence:
         assert prompt.answer in tokenizer.decode(prompt.tokens[first:stop])
-    splits = {
-        SyntheticCorpus(data, each).split("test").sha256 for each in (tokenizer, PretrainedTokenizer(make_tokenizer()))
-    }
-    assert len(splits) == 2
+    both = tokenizer, PretrainedTokenizer(make_tokenizer())
+    assert len({SyntheticCorpus(data, each).split("test").sha256 for each in both}) == 2
     assert bare.tokens[0] != BEGINNING
 
 
@@ -105,28 +100,10 @@ def test_weights_in_half_precision(tmp_path):
     model = make_model("qwen2")
     model.save_pretrained(tmp_path)
     half = load(tmp_path, dtype="bfloat16")
-    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     ids = torch.arange(40)[None]
     with torch.no_grad():
         assert torch.equal(half(ids), expected(ids).logits)
-    assert math.isfinite(float(half(ids).sum()))
-
-
-@pytest.mark.parametrize(("dtype", "loaded"), [("bfloat16", "bfloat16"), (None, "float32")])
-def test_rows_load_weights_of_the_type_that_they_name(dtype, loaded, monkeypatch, tmp_path):
-    def load_as(*given):
-        assert given[1:] == ("shape", "cpu", loaded)
-        raise InterruptedError
-
-    monkeypatch.setattr("landmark.models.load", load_as)
-    monkeypatch.setattr("landmark.models.decoder_config", lambda *_: "shape")
-    monkeypatch.setattr("landmark.experiment.runner.set_up_processor", lambda _: None)
-    config = SimpleNamespace(model=SimpleNamespace(dtype=dtype), cmt=SimpleNamespace(enabled=False))
-    config.trainer = SimpleNamespace(accelerator="cpu")
-    job = SimpleNamespace(config=config, run=SimpleNamespace(folder=tmp_path))
-    with pytest.raises(InterruptedError):
-        evaluate_row(job, SimpleNamespace(tokenizer=lambda _: None, evaluated=lambda _: None))
 
 
 @pytest.mark.parametrize("block_size", [None, 7])

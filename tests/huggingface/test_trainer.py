@@ -9,7 +9,6 @@ from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArgum
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCollator, windows
-from landmark.huggingface.windows import next_labels
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, wrapped_model
 
@@ -26,6 +25,11 @@ def wrapped(request, tokenizer):
 def documents():
     generator = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(0, 256, (length,), generator=generator).tolist()} for length in LENGTHS]
+
+
+def trainer_settings(folder, **settings):
+    quiet = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    return TrainingArguments(output_dir=str(folder), **quiet, **settings)
 
 
 def losses(model, document, length):
@@ -70,37 +74,15 @@ def test_the_loss_is_that_of_the_texts_own_tokens(wrapped, documents, packed):
     torch.testing.assert_close(wrapped(**batch).loss, expected.mean())
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@torch.no_grad()
-def test_labels_alone_give_the_same_loss_inside_of_windows(wrapped, documents, packed):
-    """Without shift_labels: the target before a landmark is the token after it."""
-    batch = LandmarkCollator(wrapped, packed=packed)(documents)
-    expected = wrapped(**batch).loss
-    shifted = batch.pop("shift_labels")
-    found = next_labels(batch["labels"], batch["phase"], BLOCK, batch.get("cu_seqlens"))
-    assert torch.equal(found, shifted)
-    torch.testing.assert_close(wrapped(**batch).loss, expected)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_trainer_trains_with_landmarks(wrapped, documents, packed, tmp_path):
+@pytest.mark.parametrize(("family", "packed"), [("llama", False), ("gemma3", True)])
+def test_the_trainer_trains_with_landmarks(family, documents, packed, tokenizer, tmp_path):
     """Its first loss is that of the documents by hand, with gradients accumulated over batches of unequal size; then
     the model learns them."""
+    wrapped = wrapped_model(family, tokenizer, block_size=BLOCK)
     with torch.no_grad():
         expected = torch.cat([losses(wrapped, document, 16) for document in documents])
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        per_device_eval_batch_size=4,
-        max_steps=12,
-        learning_rate=3e-3,
-        logging_steps=1,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    batches = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "per_device_eval_batch_size": 4}
+    arguments = trainer_settings(tmp_path, max_steps=12, learning_rate=3e-3, logging_steps=1, **batches)
     collator = LandmarkCollator(wrapped, length=16, packed=packed)
     trainer = Trainer(wrapped, arguments, data_collator=collator, train_dataset=documents, eval_dataset=documents)
     before = trainer.evaluate()["eval_loss"]
@@ -115,41 +97,41 @@ def test_the_trainer_trains_with_landmarks(wrapped, documents, packed, tmp_path)
     assert after.mean() < expected.mean() - 1
 
 
-def test_what_would_train_something_else_is_refused(wrapped, documents, tokenizer, tmp_path):
+def test_what_would_train_something_else_is_refused(documents, tokenizer, tmp_path):
+    wrapped = wrapped_model("llama", tokenizer, block_size=BLOCK)
     tokenizer.pad_token = "<eot>"
-    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
-    plain = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    with pytest.raises(UserError, match="labels without phase would train the model without landmarks.*LandmarkColl"):
-        Trainer(wrapped, arguments, data_collator=plain, train_dataset=documents).train()
-    smoothing = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=1, label_smoothing_factor=0.1, report_to=[], use_cpu=True, disable_tqdm=True
-    )
-    with pytest.raises(UserError, match="shift_labels without labels"):
-        Trainer(wrapped, smoothing, data_collator=LandmarkCollator(wrapped), train_dataset=documents).train()
+    plain, smoothing = DataCollatorForLanguageModeling(tokenizer, mlm=False), {"label_smoothing_factor": 0.1}
+    for collator, settings, said in (
+        (plain, {}, "labels without phase would train the model without landmarks.*LandmarkColl"),
+        (LandmarkCollator(wrapped), smoothing, "labels and shift_labels: windows need both.*label smoothing"),
+    ):
+        arguments = trainer_settings(tmp_path, max_steps=1, **settings)
+        with pytest.raises(UserError, match=said):
+            Trainer(wrapped, arguments, data_collator=collator, train_dataset=documents).train()
+    batch = LandmarkCollator(wrapped)(documents)
+    del batch["shift_labels"]
+    with pytest.raises(UserError, match="windows need both or none, as .*LandmarkCollator gives them"):
+        wrapped(**batch)
+    ids = torch.tensor([documents[0]["input_ids"]])
+    with pytest.warns(UserWarning, match="labels without phase: this loss is of the model without landmarks"):
+        wrapped.eval()(ids, labels=ids)
 
 
 @pytest.mark.parametrize(
-    ("feature", "said"),
+    ("make", "said"),
     [
-        ({"input_ids": []}, "no text"),
-        ({"input_ids": [1, 257]}, "hold landmarks"),
-        ({"input_ids": [[1, 2]]}, "one row of integers"),
-        ({"input_ids": [1, 2], "labels": [1]}, "its labels have its length"),
+        (lambda: LandmarkCollator(wrapped_model("llama"))([{"input_ids": []}]), "no text"),
+        (lambda: LandmarkCollator(wrapped_model("llama"))([{"input_ids": [1, 257]}]), "hold landmarks"),
+        (lambda: LandmarkCollator(wrapped_model("llama"))([{"input_ids": [[1, 2]]}]), "one row of integers"),
+        (lambda: LandmarkCollator(wrapped_model("llama"))([{"input_ids": [1], "labels": []}]), "its labels have its"),
+        (lambda: LandmarkCollator(make_model("llama")), "has no landmarks"),
+        (lambda: LandmarkCollator(wrapped_model("llama", landmarks="none")), "reads without landmarks"),
+        (lambda: LandmarkCollator(wrapped_model("llama"), 1), "length=1"),
     ],
 )
-def test_documents_that_cannot_be_cut_are_refused(feature, said):
+def test_documents_models_and_lengths_that_do_not_fit_are_refused(make, said):
     with pytest.raises(UserError, match=said):
-        LandmarkCollator(wrapped_model("llama"))([feature])
-
-
-def test_models_and_lengths_that_do_not_fit_are_refused():
-    for model, length, said in (
-        (make_model("llama"), None, "has no landmarks"),
-        (wrapped_model("llama", landmarks="none"), None, "reads without landmarks"),
-        (wrapped_model("llama"), 1, "length=1"),
-    ):
-        with pytest.raises(UserError, match=said):
-            LandmarkCollator(model, length)
+        make()
 
 
 WINDOW = torch.tensor([[1, 1, 1, 257, 1, 1]])
@@ -190,9 +172,3 @@ def test_places_of_landmarks():
     assert windows.is_landmark(torch.tensor([0, 2]), 6, 2).long().tolist() == [[0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0]]
     packed = windows.is_landmark(torch.tensor([1, 0]), 6, 2, torch.tensor([0, 2, 6]))
     assert packed.long().tolist() == [[0, 1, 0, 0, 1, 0]]
-
-
-def test_a_loss_without_landmarks_says_so(wrapped, documents):
-    ids = torch.tensor([documents[0]["input_ids"]])
-    with pytest.warns(UserWarning, match="labels without phase: this loss is of the model without landmarks"):
-        wrapped(ids, labels=ids)

@@ -41,14 +41,6 @@ def test_what_means_the_default_is_the_default(server, http):
     assert http.post("/chat/completions", json={**CHAT, "messages": again}).status_code == 200
 
 
-def test_answers_are_sampled_unless_the_request_says_otherwise(server):
-    """OpenAI's default temperature is 1."""
-    asked = {"model": "landmark", "prompt": "The heron", "max_tokens": 8}
-    create = server.client().completions.create
-    assert len({create(**asked, seed=seed).choices[0].text for seed in range(5)}) > 1
-    assert len({create(**asked, seed=1, **given).choices[0].text for given in ({}, {"temperature": 1})}) == 1
-
-
 def test_several_answers_to_several_prompts(server, tokenizer):
     prompts = ["The heron waits. ", "A crow flies over the lake. "]
     both = server.ask(prompts, n=2)

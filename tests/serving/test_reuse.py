@@ -132,6 +132,10 @@ def test_health_schemas_and_preflights_need_no_key(server):
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "*"
         assert client.get("/v1/models").status_code == 401
+    client = server.client()
+    assert [each.id for each in client.models.list()] == [client.models.retrieve("landmark").id] == ["landmark"]
+    with pytest.raises(openai.NotFoundError, match="there is no model gpt/4: this server has landmark"):
+        client.models.retrieve("gpt/4")
 
 
 @pytest.mark.parametrize(

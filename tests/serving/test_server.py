@@ -21,41 +21,40 @@ from tests.serving.conftest import KEYS, Server, greedily
 pytestmark = pytest.mark.timeout(900)  # for a busy machine
 
 
-def test_completions_are_the_models_own(server, model, tokenizer):
-    prompt = "The heron waits. " * 4
+def test_completions_and_chats_are_the_models_own(server, model, tokenizer):
+    """Streamed too; on request with the number of tokens in a last chunk without a choice, and in no other."""
+    prompt, client = "The heron waits. " * 4, server.client()
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who waits?"}]
+    of_chat = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")
+    for create, asked, expected, text in (
+        (client.completions.create, {"prompt": prompt}, greedily(model, tokenizer, prompt), lambda x: x.text),
+        (client.chat.completions.create, {"messages": chat}, of_chat, lambda x: getattr(x, "delta", x).content),
+    ):
+        asked |= {"model": "landmark", "max_tokens": 4, "temperature": 0}
+        found = create(**asked)
+        (choice,) = found.choices
+        assert (choice.text if "prompt" in asked else choice.message.content) == expected
+        *parts, last = create(**asked, stream=True, stream_options={"include_usage": True})
+        assert "".join(text(part.choices[0]) or "" for part in parts) == expected
+        assert parts[-1].choices[0].finish_reason == choice.finish_reason in ("length", "stop")
+        assert last.choices == []
+        assert (last.usage.prompt_tokens, last.usage.total_tokens) == (
+            found.usage.prompt_tokens,
+            found.usage.total_tokens,
+        )
+        assert all(part.usage is None and "usage" in part.model_fields_set for part in parts)
+        assert all(part.choices for part in create(**asked, stream=True))
     expected = greedily(model, tokenizer, prompt)
-    found = server.ask(prompt)
-    assert found.choices[0].text == expected
-    assert found.usage.prompt_tokens == len(prompt)
-    assert found.choices[0].finish_reason in ("length", "stop")
-    streamed = list(server.ask(prompt, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in streamed) == expected
-    assert streamed[-1].choices[0].finish_reason == found.choices[0].finish_reason
-    assert [each.id for each in server.client().models.list()] == ["landmark"]
-    assert server.client().models.retrieve("landmark").id == "landmark"
-    with pytest.raises(openai.NotFoundError, match="there is no model gpt/4: this server has landmark"):
-        server.client().models.retrieve("gpt/4")
     if len(expected) > 2:
         assert server.ask(prompt, stop=expected[1:3]).choices[0].text == expected[: expected.find(expected[1:3])]
-    sampled = [server.ask(prompt, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
-    assert sampled[0] == sampled[1]
-    assert len(set(sampled)) > 1
 
 
-def test_a_stream_counts_its_tokens_on_request(server):
-    """As OpenAI does: a last chunk without a choice has the usage, and the others have none."""
-    prompt = "The heron waits. "
-    expected = server.ask(prompt).usage
-    counted = {"stream": True, "stream_options": {"include_usage": True}}
-    *parts, last = server.ask(prompt, **counted)
-    assert last.choices == []
-    assert last.usage == expected
-    assert all(part.usage is None and "usage" in part.model_fields_set for part in parts)
-    messages = [{"role": "user", "content": "Who waits?"}]
-    *_, last = server.client().chat.completions.create(model="landmark", messages=messages, max_tokens=4, **counted)
-    assert last.choices == []
-    assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
-    assert all(part.choices for part in server.ask(prompt, stream=True))
+def test_answers_are_sampled_unless_the_request_says_otherwise(server):
+    """OpenAI's default temperature is 1."""
+    asked, create = {"model": "landmark", "prompt": "The heron", "max_tokens": 8}, server.client().completions.create
+    found = [create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
+    assert found[0] == found[1] == create(**asked, seed=1, temperature=1).choices[0].text
+    assert len(set(found)) > 1
 
 
 def test_a_client_is_answered_while_many_wait_for_the_model(model, tokenizer, tmp_path, monkeypatch):
@@ -111,17 +110,6 @@ def test_bytes_that_are_no_letters_are_shown_as_they_come():
         seen = decoding.text(whole=False)
         assert len(seen) >= number - 3
     assert tokenizer.decode(tokens).startswith(seen)
-
-
-def test_chats_are_read_as_their_template_says(server, model, tokenizer):
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who waits?"}]
-    expected = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")
-    chat = server.client().chat.completions
-    asked = {"model": "landmark", "messages": messages, "max_tokens": 4, "temperature": 0}
-    found = chat.create(**asked)
-    assert found.choices[0].message.content == expected
-    streamed = chat.create(**asked, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
 
 
 def test_32_clients_at_once_are_answered_as_if_alone(server, model, tokenizer):

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -17,10 +17,9 @@ SECONDS_BETWEEN_LINES = 15.0
 class ProgressCallback(Callback):
     """Shows step, loss, tokens/s and the remaining time, for the first device only."""
 
-    def __init__(self, measurements: MeasurementCallback, name: str, stream: TextIO | None = None) -> None:
+    def __init__(self, measurements: MeasurementCallback, name: str) -> None:
         self.measurements = measurements
         self.name = name
-        self.stream = stream or sys.stderr
         self._bar: tqdm | None = None
         self._shown = 0.0
         self._began = 0.0
@@ -31,15 +30,9 @@ class ProgressCallback(Callback):
         self._first_step = trainer.global_step
         if not trainer.is_global_zero:
             return
-        if self.stream.isatty():
-            self._bar = tqdm(
-                desc=self.name,
-                total=self.measurements.steps,
-                initial=trainer.global_step,
-                unit="step",
-                dynamic_ncols=True,
-                file=self.stream,
-            )
+        if sys.stderr.isatty():
+            steps, done = self.measurements.steps, trainer.global_step
+            self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", dynamic_ncols=True)
         else:
             again = f", going on at step {trainer.global_step}" if trainer.global_step else ""
             self._print(f"training for {self.measurements.steps} steps{again}")
@@ -75,4 +68,4 @@ class ProgressCallback(Callback):
         return "  ".join(shown)
 
     def _print(self, line: str) -> None:
-        print(f"{self.name}: {line}", file=self.stream, flush=True)
+        print(f"{self.name}: {line}", file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ from landmark.experiment.identity import digest
 from landmark.experiment.jobs import read_run
 from landmark.experiment.records import Records, sweep
 from landmark.training.checkpointing import AtomicCheckpointIO, checkpoint_path, checkpoints, find_checkpoint, hash_path
+from landmark.utils import source_tree
 from landmark.utils.errors import UserError
 from landmark.utils.files import delete_leftovers, locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
@@ -95,6 +96,14 @@ def test_a_record_says_where_it_was_made_and_one_that_is_no_number_is_not_writte
     written = records.write("rows", identity, {}, {"size": "nano"}, {"perplexity": 3.25})
     assert records.find("rows", identity) == written
     assert written["provenance"]["versions"]["python"]
+
+
+def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch):
+    monkeypatch.setattr(source_tree, "_git", lambda *_: None)
+    monkeypatch.delenv("LANDMARK_COMMIT", raising=False)
+    assert source_tree.commit.__wrapped__() is None
+    monkeypatch.setenv("LANDMARK_COMMIT", "abc")
+    assert source_tree.commit.__wrapped__() == "abc"
 
 
 def test_a_lock_waits_for_the_process_that_holds_it_and_ends_with_it(tmp_path):

@@ -36,9 +36,8 @@ class WindowDataModule(lightning.LightningDataModule):
     windows (device r of n: windows r·B/n … (r+1)·B/n − 1); or with `micro_batch` one item for each part of so many
     windows. The first step is `start_step`. Both are read when iteration begins: **to resume, set it before the loop**.
 
-    Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
-    are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
-    and are read at once with all blocks, whatever `train.k` and `train.local` are.
+    Validation: `validate_batches` batches of windows spread evenly over the validation split, the same each time. They
+    have neither repeats nor positional jumps, and are read at once with all blocks.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -69,11 +68,9 @@ class WindowDataModule(lightning.LightningDataModule):
         self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))
         share = config.data.tasks or config.data.passkeys
         if share is not None and isinstance(self.training, TrainingWindows):
+            task = Passkey()
             if config.data.passkeys is None:
-                essays = Essays(cast("Corpus", corpus).split("train").tokens, tokenizer)
-                task = RulerSamples(essays)
-            else:
-                task = Passkey()
+                task = RulerSamples(Essays(cast("Corpus", corpus).split("train").tokens, tokenizer))
             tasks = SyntheticWindows(SyntheticCorpus(task, tokenizer), "train", **settings)
             self.training = MixedWindows(self.training, tasks, share)
         settings["block_size"] = block_size
@@ -87,12 +84,10 @@ class WindowDataModule(lightning.LightningDataModule):
         self._changes = [data(config, tokenizer) for data in hooks(config, "window_data")]
 
     def train_dataloader(self) -> DataLoader:
-        """The batches of steps `start_step`, `start_step` + 1, …, without end."""
-        return _loader(self._train_batches)
+        return DataLoader(_Batches(self._train_batches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """The fixed validation batches."""
-        return _loader(self._validation_batches)
+        return DataLoader(_Batches(self._validation_batches), batch_size=None)
 
     def _train_batches(self) -> Iterator[WindowBatch]:
         indices = self._share()
@@ -139,7 +134,3 @@ class _Batches(IterableDataset):
 
     def __iter__(self) -> Iterator[WindowBatch]:
         return self._make()
-
-
-def _loader(make: Callable[[], Iterator[WindowBatch]]) -> DataLoader:
-    return DataLoader(_Batches(make), batch_size=None)

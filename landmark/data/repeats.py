@@ -26,12 +26,10 @@ class Repeats:
     """The repeated stretches of training windows.
 
     A window with repeats has one to three of them. The length of each is log-uniform, from 8 tokens to half of the
-    window's raw tokens. Source and target begin at a pair of places drawn uniformly from all
-    pairs in which the source ends before the target begins. The targets are overwritten from left to right, so every
-    copy is in the final text.
+    window's raw tokens. Source and target are drawn uniformly from all pairs of places that do not overlap. Targets are
+    overwritten from left to right, so every copy is in the final text.
 
-    shares: shares of windows with repeats, 0…1, at evenly spaced moments of the training, linear between; one number:
-    constant. steps: optimizer steps of the training.
+    shares: of windows with repeats, at evenly spaced moments of the training, linear between. steps: of the training.
     """
 
     shares: Sequence[float]

@@ -58,8 +58,7 @@ class FirstDocuments(Source):
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
     """The corpus that `make_source` of the module `landmark.data.<name>` returns, read from `path` if it is given.
 
-    options: `configs` of arxiv_math. Raises UserError for an unknown name, a missing folder, and a
-    split without documents.
+    Raises UserError for an unknown name, a missing folder, and a split without documents.
     """
     make_source = load_extension("landmark.data", name, "make_source", key="data.name")
     return make_source(None if path is None else Path(path), **options)
@@ -97,9 +96,8 @@ def read_text(file: Path) -> str:
 def json_texts(corpus: str, name: str, place: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The JSON lines of a file: a name for each (`file:line`), its `text`, and the whole object.
 
-    corpus, name: of the corpus and the file, for messages. place: a path, or an address such as hf://datasets/….
-    Lines are read one at a time; a file that ends in .gz is gzipped; blank lines are left out.
-    Raises UserError for a file that cannot be read, and for a line that is no JSON object with a `text`.
+    corpus, name: for messages. place: a path, or an address such as hf://datasets/…; one that ends in .gz is gzipped.
+    Blank lines are left out. Raises UserError for a file that cannot be read, and for a line without a `text`.
     """
     for number, line in _numbered_lines(corpus, place):
         try:

@@ -27,16 +27,9 @@ class SyntheticWindows:
     """Batches of samples, as a pure function of (seed, step, index)."""
 
     def __init__(
-        self,
-        corpus: SyntheticCorpus,
-        split: str,
-        *,
-        length: int,
-        batch_size: int,
-        seed: int,
-        block_size: int | None,
+        self, corpus: SyntheticCorpus, split: str, *, length: int, batch_size: int, seed: int, block_size: int | None
     ):
-        """split: train, validation or test; each has its own samples. The others as for `TrainingWindows`."""
+        """split: each has its own samples. The others as for `TrainingWindows`."""
         self._data, self._tokenizer, self._split = corpus.data, corpus.tokenizer, split
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._raw = length if block_size is None else length - length // (block_size + 1)
@@ -77,7 +70,7 @@ class SyntheticWindows:
 
 
 class MixedWindows:
-    """Batches of windows, as a pure function of (seed, step, index); windows of text are those without tasks."""
+    """Windows of text, of which a share are tasks instead, as a pure function of (seed, step, index)."""
 
     def __init__(self, text: TrainingWindows, tasks: SyntheticWindows, share: float):
         """tasks: of the same length, batch size, seed and block size. share: of the windows that are tasks, 0…1."""
@@ -88,7 +81,8 @@ class MixedWindows:
         """Windows `indices` (None: all) of the batch of a step; the first step is 0."""
         indices = range(self.batch_size) if indices is None else indices
         batch = self._text.batch(step, indices)
-        rows = np.flatnonzero(self._are_tasks(step, indices))
+        drawn = random_numbers(self._text.seed, step, TASKS, indices)
+        rows = np.flatnonzero((drawn >> np.uint64(11)) * 2.0**-53 < self.share)
         if len(rows) == 0:
             return batch
         tasks = self._tasks.batch(step, [indices[row] for row in rows])
@@ -97,8 +91,3 @@ class MixedWindows:
             if (values := getattr(tasks, name)) is not None:
                 getattr(made, name)[rows] = values
         return made
-
-    def _are_tasks(self, step: int, indices: range) -> np.ndarray:
-        """Which windows of a step are tasks, bool."""
-        drawn = random_numbers(self._text.seed, step, TASKS, indices)
-        return (drawn >> np.uint64(11)) * 2.0**-53 < self.share

@@ -86,11 +86,7 @@ class Tokenizer:
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes as ids 0…255, end of text 256, landmark 257.
-
-    The vocabulary is padded to 320, a multiple of 64, for which the output matrix product is fast on GPUs; GPT-2's is
-    padded from 50257 to 50304 for the same reason.
-    """
+    """UTF-8 bytes as ids 0…255. Vocabularies are padded to a multiple of 64, for which GPUs are fast."""
 
     def __init__(self):
         super().__init__("bytes", 256, 257, 320)
@@ -114,10 +110,9 @@ class BytePairTokenizer(Tokenizer):
     def __init__(
         self, name: str, ranks: Callable[[], Ranks], ranks_sha256: str, pattern: str, ids: tuple[int, int, int]
     ):
-        """ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed; those
-        from end of text on are not used. ranks_sha256: of the file of all ranks, a part of the identity. pattern: a
-        regular expression that matches every character of any text. ids: end of text, landmark, and the size of the
-        vocabulary.
+        """ranks: loads the ids of strings of bytes when they are first needed; those from end of text on are not used.
+        ranks_sha256: of their file. pattern: matches every character of any text. ids: end of text, landmark, and the
+        size of the vocabulary.
         """
         super().__init__(name, *ids)
         self._ranks, self._ranks_sha256, self._pattern = ranks, ranks_sha256, pattern
@@ -143,14 +138,12 @@ class BytePairTokenizer(Tokenizer):
 
 
 def gpt2_tokenizer(file: str | Path | None = None, vocab_size: int | None = None) -> BytePairTokenizer:
-    """GPT-2's encoding, whole or with fewer merges.
+    """GPT-2's encoding, whole or with its first merges: a large vocabulary takes most of a small model.
 
-    In a small model a large vocabulary takes most of the time and of the parameters. With a `vocab_size` only the first
-    merges are used: ids below vocab_size − 64 are text; the next two are end of text and landmark.
+    With a `vocab_size`, ids below vocab_size − 64 are text; the next two are end of text and landmark.
 
-    file: local copy of the ranks (None: they are downloaded when a text is first encoded or decoded). vocab_size: a
-    multiple of 64 from 320 on (None: all ids, padded to 50304). Raises UserError for another, and for a file that is
-    missing or a wrong one.
+    file: local copy of the ranks (None: they are downloaded when they are first needed). vocab_size: a multiple of 64
+    from 320 on (None: all ids, padded to 50304). Raises UserError for another, and for a wrong file.
     """
     if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
         raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
@@ -166,10 +159,7 @@ def gpt2_tokenizer(file: str | Path | None = None, vocab_size: int | None = None
 
 
 def code_tokenizer() -> BytePairTokenizer:
-    """A small vocabulary for Python source, whose merges were learned from Python's standard library.
-
-    Ids below 960 are text, 960 is end of text, 961 the landmark. Raises UserError if the file of ranks was changed.
-    """
+    """A small vocabulary for Python source. Raises UserError if the file of ranks was changed."""
     ranks = _read_ranks(CODE_RANKS, CODE_RANKS_SHA256, "install landmark again")
     return BytePairTokenizer("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, (960, 961, 1024))
 
@@ -251,9 +241,8 @@ class PretrainedTokenizer(Tokenizer):
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
     """The tokenizer `bytes`, `code`, `gpt2`, or `pretrained`, which belongs to a transformers model.
 
-    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `gpt2_tokenizer`.
-
-    Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
+    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: as in `gpt2_tokenizer`. Raises UserError for
+    an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
     """
     if name not in ("gpt2", "code", "bytes", "pretrained"):
         raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes or pretrained")
@@ -262,7 +251,7 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
             raise UserError(f"tokenizer.{key}={value}: tokenizer={name} has no {key}, set tokenizer.{key}=null")
     if name == "gpt2":
         return gpt2_tokenizer(file, vocab_size)
-    if name != "pretrained":
+    if name in ("bytes", "code"):
         return ByteTokenizer() if name == "bytes" else code_tokenizer()
     if file is None:
         raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
@@ -270,10 +259,7 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
-    """The tokenizer in a folder, or of a name on the hub.
-
-    Raises UserError if there is none that can be used.
-    """
+    """The tokenizer in a folder, or of a name on the hub. Raises UserError if there is none that can be used."""
     from transformers import AutoTokenizer
 
     try:

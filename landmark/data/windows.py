@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 _VALIDATION = 2**64 - 1  # in place of a step, for what is drawn
 
 
-def viewed_length(raw_length: int, block_size: int | None) -> int:
-    """Positions of the view of `raw_length` tokens. block_size: ℓ (None: no landmarks)."""
-    return raw_length if block_size is None else raw_length + raw_length // block_size
-
-
 def raw_position(position: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
     """For each position of the view the number of its raw token (at a landmark of the next), and whether it is one."""
     landmarks_before = position // (block_size + 1)
@@ -49,7 +44,7 @@ def raw_position(position: np.ndarray, block_size: int) -> tuple[np.ndarray, np.
 class TrainingWindows:
     """Windows of a stream that begin at random, as a pure function of (seed, step, index).
 
-    The start is uniform in 0…N−T−2, where N is the length of the view.
+    The start is uniform in 0…N−T−2, where N is the length of the view. num_starts: number of possible starts.
     """
 
     def __init__(
@@ -65,15 +60,8 @@ class TrainingWindows:
         repeats: "Repeats | None" = None,
         beginning: Sequence[int] = (),
     ):
-        """
-        Args:
-            stream: a stream, or its raw ids.
-            length: T, tokens of a window, landmarks included.
-            batch_size, seed: windows of a step, and seed of the training.
-            block_size: ℓ (None: no landmarks).
-            landmark, eot: ids of the landmark and of end of text.
-            repeats: the repeated stretches of the windows of `batch` (None: there are none).
-            beginning: ids that begin a text (`Tokenizer.beginning`); they take the places of a window's first tokens.
+        """stream: a stream, or its raw ids. length: T. block_size: ℓ (None: no landmarks). repeats: of the windows of
+        `batch`. beginning: ids that begin a text; they take the places of a window's first tokens.
 
         Raises UserError where the stream is too short.
         """
@@ -81,12 +69,11 @@ class TrainingWindows:
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot, self._repeats = landmark, eot, repeats
         self._beginning = np.array(beginning, dtype=np.int64)
-        self.num_starts = viewed_length(len(self._tokens), block_size) - length - 1
-        """Number of possible starts."""
+        size = len(self._tokens)
+        self.num_starts = size + (size // block_size if block_size else 0) - length - 1
         if self.num_starts < 1:
             raise UserError(
-                f"train.length={length} is too long for a split of {len(self._tokens)} tokens: "
-                "lower it or take more text"
+                f"train.length={length} is too long for a split of {size} tokens: lower it or take more text"
             )
 
     def batch(self, step: int, indices: range | None = None) -> WindowBatch:
@@ -104,7 +91,7 @@ class TrainingWindows:
         return self._cut(np.asarray(starts, dtype=np.int64))
 
     def _cut(self, starts: np.ndarray, repeats_of: tuple[int, range] | None = None) -> WindowBatch:
-        """The windows that begin at these positions. repeats_of: the step and the indices whose repeats they have."""
+        """repeats_of: the step and the indices whose repeats the windows have."""
         if len(starts) and not 0 <= starts.min() <= starts.max() < self.num_starts:
             raise ValueError(f"a window of {self.length} must start in 0..{self.num_starts - 1}")
         position = starts[:, None] + np.arange(self.length)

@@ -265,7 +265,7 @@ def train_here(
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
     from landmark.data import SyntheticCorpus
-    from landmark.evaluation import evaluate, evaluate_copy, evaluate_recall
+    from landmark.evaluation.rows import evaluate, evaluate_copy, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)

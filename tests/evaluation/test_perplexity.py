@@ -10,8 +10,8 @@ import torch
 from landmark.config.schema import CmtConfig, Config, EvalConfig, MemoryConfig, PositionsConfig, RetrievalConfig
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import load_tokenizer
-from landmark.evaluation import evaluate
 from landmark.evaluation.chunks import attention_size
+from landmark.evaluation.rows import evaluate
 from landmark.models import Decoder
 from landmark.training.fit import training_flops_per_token
 from landmark.utils.errors import UserError

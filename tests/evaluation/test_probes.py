@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
 from landmark.data.evaluation_texts import copies
 from landmark.data.stream import Stream
-from landmark.evaluation import evaluate_copy
+from landmark.evaluation.rows import evaluate_copy
 from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import mean_and_error, paired_difference
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of

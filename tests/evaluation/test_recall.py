@@ -10,8 +10,7 @@ from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
 from landmark.data.ruler import Ruler
 from landmark.data.ruler.material import Essays
-from landmark.evaluation import evaluate_recall
-from landmark.evaluation.recall import score_interval
+from landmark.evaluation.rows import evaluate_recall, score_interval
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.significance import clopper_pearson

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from landmark.data.evaluation_texts import copies
-from landmark.evaluation import evaluate, evaluate_copy
 from landmark.evaluation.chunks import penultimate_chunk_start
 from landmark.evaluation.retrieval import CELLS, RetrievalMap, distinct
+from landmark.evaluation.rows import evaluate, evaluate_copy
 from landmark.memory.layer import QuerySelection
 from landmark.memory.retrievals import Retrieval
 from landmark.memory.settings import GRANULARITIES

@@ -16,7 +16,7 @@ from landmark.data.stream import Stream
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.tokenizers import PretrainedTokenizer
-from landmark.evaluation.perplexity import evaluate
+from landmark.evaluation.rows import evaluate
 from landmark.huggingface import wrap
 from landmark.models.checkpoint import load
 from landmark.models.pretrained import Pretrained

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.evaluation.recall import evidence_blocks
+from landmark.evaluation.rows import evidence_blocks
 from landmark.memory import Memory
 from landmark.memory.select import Best, Given, MeanKeys, Newest, Random, SecondLook, scores
 from landmark.memory.settings import GRANULARITIES

@@ -35,8 +35,8 @@ TASKS: dict[str, Task] = {
 class Ruler(SyntheticData):
     """Prompts of one task.
 
-    The size of the text is found once for each length: the largest, up to one part in 64, for which prompt and answer
-    fit. A prompt that is too long even so gets a smaller text.
+    The size of the text is the largest, up to one part in 64, for which prompt and answer fit; a prompt that is too
+    long even so gets a smaller text.
     """
 
     name = "ruler"
@@ -70,7 +70,7 @@ class Ruler(SyntheticData):
         return self.task.make(rng, size, length, self.material(size, first))
 
     def material(self, size: int, first: int = 0) -> Material:
-        """What texts of some size are made of. first: word of the essay to begin with."""
+        """What a text of some size is made of."""
         in_essay = isinstance(self.task, Needles) and self.task.haystack == "essay"
         essay = self.essays.words(first, size) if in_essay else []
         words = self.essays.vocabulary if isinstance(self.task, CommonWords) else []

@@ -89,11 +89,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Needles(Task):
-    """A kind of needle and haystack.
+    """A kind of needle and haystack. The size is sentences of the haystack; of an essay words.
 
-    haystack: what the needles are hidden in. keys: number of keys. values: of each key. queries: keys asked for.
-    words: whether keys are words (adjective-noun), else UUIDs. numbers: whether values are numbers of 7 digits, else
-    UUIDs.
+    keys: number of keys. values: of each key. queries: keys asked for. words: whether keys are words (adjective-noun),
+    else UUIDs. numbers: whether values are numbers of 7 digits, else UUIDs.
     """
 
     haystack: Literal["noise", "essay", "needles"]
@@ -108,7 +107,6 @@ class Needles(Task):
         return 0 if self.haystack == "essay" else self.keys * self.values
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
-        """A haystack with the needles, and a question for some of their values. size: sentences; of an essay words."""
         drawn = self.draw(rng, material)
         context, sentences = self.context(rng, drawn, size, material)
         keys = list(drawn)
@@ -206,13 +204,12 @@ class Variables(Task):
 
         VAR KWQZA = 12345 … VAR PLOIR = VAR KWQZA … VAR ZZTQM = VAR PLOIR
 
-    worked: whether an example comes first, with names of three letters.
+    worked: whether an example comes first, with names of three letters. The size is lines of noise.
     """
 
     worked: bool = True
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
-        """A chain in noise, and the question for its names. size: lines of noise."""
         worked = ""
         if self.worked:
             example = chain_sample(rng, _EXAMPLE_LINES, _EXAMPLE_LETTERS)
@@ -255,11 +252,7 @@ class CommonWords(Task):
         return COMMON
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
-        """A list, and the question for its common words.
-
-        size: number of different words. length: tokens of prompt and answer, which decide how often words come.
-        material: words to choose from; where it has too few, others are made of random letters.
-        """
+        """size: number of different words. Where the material has too few, others are made of random letters."""
         short = length < _SHORT
         example, known = word_list(rng, 20 if short else 40, (3, 1) if short else (10, 3), material.words)
         context, common = word_list(rng, size, (6, 1) if short else (30, 3), material.words)
@@ -281,7 +274,7 @@ class FrequentWords(Task):
         return 30  # words, of which the answers come once
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
-        """A text of `size` words, of which length // 50 are different, and the question for its frequent ones."""
+        """size: words of the text, of which length // 50 are different."""
         different = max(_ANSWERS + 1, length // 50)
         words = [_word(rng) for _ in range(different)]
         while len(set(words)) < different:
@@ -296,9 +289,9 @@ class FrequentWords(Task):
 
 
 def word_list(rng: random.Random, count: int, repeats: tuple[int, int], names: Sequence[str]) -> tuple[str, list[str]]:
-    """A numbered, shuffled list of words, and those that are common.
+    """A numbered, shuffled list of `count` different words, and those that are common.
 
-    count: number of different words. repeats: how often a common word comes, and another. names: to choose from.
+    repeats: how often a common word comes, and another. names: to choose from.
     """
     chosen = rng.sample(list(names), min(count, len(names)))
     chosen += [_word(rng) for _ in range(count - len(chosen))]

@@ -80,7 +80,7 @@ class Victim:
 
     def _progress(self, stage: str) -> float:
         if stage == "prepare":
-            written = sum(path.stat().st_size for path in self.output.glob("data/.*.partial/*.bin"))
+            written = sum(path.stat().st_size for path in self.output.glob("data/*/*.bin"))
             return written / self.prepared_bytes
         if not stage.startswith("train "):
             return 1.0

@@ -1,14 +1,13 @@
 """Preparing a corpus: documents are tokenised in threads, in constant memory, into one file for each split.
 
-One process does it, and others that need the same corpus wait. The files are written to a temporary folder, which is
-renamed when all are on disk: a prepared folder is always whole, and what an error or a kill has left is made anew.
+One process does it, and others that need the same corpus wait. The manifest is written when all files are on disk: a
+folder with a manifest is always whole, and what an error or a kill has left is made anew.
 """
 
 import hashlib
 import json
 import logging
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open
 from landmark.data.stream import FORMAT, MANIFEST, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import held_lock, name_in_errors, sealed, sync_folder, write_json
+from landmark.utils.files import held_lock, name_in_errors, sealed, write_json
 from landmark.utils.hardware import cores
 
 _CAPACITY = 2_000_000  # characters in memory per core
@@ -108,32 +107,28 @@ def _open(folder: Path, tokenizer: Tokenizer) -> Corpus:
 
 
 def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: bool) -> None:
-    if folder.exists():
-        raise UserError(f"{folder} has no {MANIFEST}, so it is no prepared corpus: move it away or delete it")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    partial.mkdir()
+    folder.mkdir(exist_ok=True)
     try:
-        manifest = {
-            "format": FORMAT,
-            "source": {**source.identity, "origin": source.origin},
-            "tokenizer": {
-                "name": tokenizer.name,
-                "hash": tokenizer.hash,
-                "vocab_size": tokenizer.vocab_size,
-                "eot": tokenizer.eot,
-                "landmark": tokenizer.landmark,
-            },
-            "dtype": tokenizer.dtype.str,
-            "splits": {split: _write_split(source, split, tokenizer, partial, progress) for split in SPLITS},
-        }
-        write_json(partial / MANIFEST, sealed(manifest))
-        remember_verified(partial)
-        os.rename(partial, folder)
+        splits = {split: _write_split(source, split, tokenizer, folder, progress) for split in SPLITS}
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        for split in SPLITS:
+            (folder / f"{split}.bin").unlink(missing_ok=True)
         raise
-    sync_folder(folder.parent)
+    manifest = {
+        "format": FORMAT,
+        "source": {**source.identity, "origin": source.origin},
+        "tokenizer": {
+            "name": tokenizer.name,
+            "hash": tokenizer.hash,
+            "vocab_size": tokenizer.vocab_size,
+            "eot": tokenizer.eot,
+            "landmark": tokenizer.landmark,
+        },
+        "dtype": tokenizer.dtype.str,
+        "splits": splits,
+    }
+    remember_verified(folder)
+    write_json(folder / MANIFEST, sealed(manifest))
 
 
 def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path, progress: bool) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class Needles(Task):
         return 0 if self.haystack == "essay" else self.keys * self.values
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
+        """A haystack with needles, and a question for some of their values."""
         drawn = self.draw(rng, material)
         context, sentences = self.context(rng, drawn, size, material)
         keys = list(drawn)
@@ -210,6 +211,7 @@ class Variables(Task):
     worked: bool = True
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
+        """A chain in noise, and the question for its names."""
         worked = ""
         if self.worked:
             example = chain_sample(rng, _EXAMPLE_LINES, _EXAMPLE_LETTERS)

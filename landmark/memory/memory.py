@@ -16,7 +16,7 @@ from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, back
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate, rotate_cmt
-from landmark.memory.layer import LayerMemory, QuerySelection, Question, select_queries
+from landmark.memory.layer import LayerMemory, Question, select_queries
 from landmark.memory.positions import Positions, Stingy
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
@@ -152,7 +152,7 @@ class Memory:
         with torch.set_grad_enabled(self.has_gradient and torch.is_grad_enabled()), without_autocast(q):
             question, k, v = self._begin(layer, q, k, v)
             question, local = self._attend_locally(question, k, v, extra)  # 1
-            question, ages = self._choose(question)  # 2
+            ages = self._choose(question)  # 2
             if ages is None:
                 return self._done(question, local[0])
             if question.backend == "triton" and not question.rounded.requires_grad:
@@ -193,7 +193,7 @@ class Memory:
     def _attend_locally(
         self, question: Question, k: Tensor, v: Tensor, extra: Extra | None
     ) -> tuple[Question, tuple[Tensor, Tensor]]:
-        """Output and log-sum-exp of local attention; the question gets the weight of the context miss token."""
+        """Output and log-sum-exp of local attention; a context miss token selects the queries that ask further."""
         out, lse = attend_locally(question, k, v, self.keys)
         if isinstance(extra, Sinks):
             out, lse = extra.merge(out, lse)
@@ -203,23 +203,20 @@ class Memory:
             rotated = rotate(q, question.rotary(start, q.shape[2], q))
             at_its_place = ContextMiss(rotate_cmt(extra.key, question.rotary))
             weight = torch.sigmoid(at_its_place.scores_of(rotated, self.scoring) - lse)
-            question = question.of(QuerySelection(weight, weight >= 0))
+            cutoff = self.cutoff[question.layer] if isinstance(self.cutoff, Sequence) else self.cutoff
+            question = question.of(select_queries(weight, cutoff, self.select.granularity, k.shape[1]))
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)
 
-    def _choose(self, question: Question) -> tuple[Question, Tensor | None]:
-        """The ages of the blocks that the queries read, and the question, perhaps of fewer queries; None: nothing."""
+    def _choose(self, question: Question) -> Tensor | None:
+        """The ages of the blocks that the queries read; None: nothing."""
         if self.k == 0 or len(question.store) == 0:
-            return question, None
-        started, ages = time.perf_counter(), None
-        if question.selection is not None:
-            cutoff = self.cutoff[question.layer] if isinstance(self.cutoff, Sequence) else self.cutoff
-            weight, of_heads = question.selection.cmt_weight, (self.select.granularity, question.store.kv_heads)
-            question = question.of(select_queries(weight, cutoff, *of_heads))
-        if question.selection is None or not question.selection.is_empty:
+            return None
+        started, ages, selection = time.perf_counter(), None, question.selection
+        if selection is None or not selection.is_empty:
             ages = self.select.choose(question, self.k)
-        self._statistics.count_search(question.layer, question.selection, time.perf_counter() - started)
-        return question, ages
+        self._statistics.count_search(question.layer, selection, time.perf_counter() - started)
+        return ages
 
     def _done(
         self, question: Question, out: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None

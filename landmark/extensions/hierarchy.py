@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from landmark.attention import ContextMiss, Extra, Window
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
-from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.layout import blocks_and_landmarks, check_phase
 from landmark.attention.reference import landmark_attention_weights
 from landmark.attention.scoring import keep_best
 from landmark.config import Config
@@ -81,8 +81,7 @@ def check_memory(settings: MemorySettings) -> None:
 
 def phase_of(layout: Window, like: Tensor) -> Tensor:
     """Tokens missing from the first block of each window, (B,), on the device of queries (B, H, T, d)."""
-    phase = torch.zeros(len(like), dtype=torch.int64) if layout.phase is None else layout.phase
-    return phase.to(like.device)
+    return check_phase(layout.phase, len(like), layout.block_size).to(like.device)
 
 
 def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from landmark.attention import ContextMiss
 from landmark.attention.inputs import AttentionInputs
+from landmark.attention.layout import check_phase
 from landmark.attention.reference import landmark_attention_weights
 from landmark.config import SYNTHETIC, Config
 from landmark.data.evaluation_texts import segments
@@ -159,7 +160,7 @@ def landmark_attention_both_ways(
     landmarks. A last block whose landmark is not in the window has no gate: only its own tokens see it.
     """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    phase, scale = torch.zeros(len(q), dtype=torch.int64) if phase is None else phase, 1 / math.sqrt(q.shape[-1])
+    phase, scale = check_phase(phase, len(q), block_size), 1 / math.sqrt(q.shape[-1])
     inputs = AttentionInputs(q, k, v, None, phase, None, None, block_size, 0, scale, top_k=top_k, alpha=alpha)
     scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
     return landmark_attention_weights(scores, inputs, causal=False)[0].to(v.dtype) @ v

@@ -1,10 +1,8 @@
 """What the queries of a chunk read: the chunk itself, pending tokens and blocks, and how it is merged.
 
-S: number of lags. n: number of queries, all T of a chunk or the selected ones. q: blocks of each query. C: sets of
-blocks, of which each belongs to H/C query heads: to one, or to those that choose together or share keys.
+S: number of lags. n: number of queries, all T of a chunk or the selected ones. q: blocks of each query.
 
-A block is fetched once for many queries. Blocks that all queries read are attended to as they are (`SharedBlocks`).
-Queries that read blocks of their own are put into tiles (`QueryTiles`).
+A block is fetched once for many queries, which are put into tiles (`QueryTiles`).
 """
 
 from __future__ import annotations
@@ -121,107 +119,30 @@ def _fetched_rows(
     return rows, (blocks.keys, blocks.values)
 
 
-class Pairs(NamedTuple):
-    """Queries, and the blocks of each.
-
-    queries: (S, B, n, H, d), scaled, and rotated for lag 1…S. ages, lags: (B, H, H_kv or 1, n or 1, q), of the blocks.
-    softcap: of scores of landmarks and of tokens. selected: (B, H, n), bool, queries that retrieve; None: all do.
-    """
-
-    queries: Tensor
-    store: BlockStore
-    ages: Tensor
-    lags: Tensor
-    softcap: float | None
-    selected: Tensor | None = None
-
-    @property
-    def are_shared(self) -> bool:
-        """Whether all queries read the same blocks."""
-        return self.selected is None and self.ages.shape[2] == 1
-
-    def one_by_one(self) -> Pairs:
-        """The same with blocks for each query; with selected queries also for each head."""
-        shape = -1, -1, self.queries.shape[2], -1
-        ages, lags = self.ages, self.lags
-        if self.selected is not None:
-            ages, lags = (for_each_head(x, self.queries.shape[3]) for x in (ages, lags))
-        return self._replace(ages=ages.expand(*shape), lags=lags.expand(*shape))
-
-
 def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
     """Attend to each block of these ages separately, at its position of attention.
 
     Returns the weighted sum of the blocks' outputs, and their gates (B, H, n, q), 0 for queries that do not retrieve.
     """
-    gate, lags = question.gate, question.lags.attending(ages)
-    pairs = Pairs(question.rounded, question.store, ages, lags, question.softcap, question.selected)
-    if pairs.are_shared and not (gate.alpha and pairs.queries.requires_grad):  # plain attention's is without a gradient
-        shared = SharedBlocks.fetch(pairs)
-        out, lse = shared.attend(pairs.softcap)
-        return partial(shared.weighted_sum, out), gate.of_blocks(shared.scores, lambda: shared.of_queries(lse))
-    tiles = QueryTiles(pairs.one_by_one())
-    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=pairs.store.landmarks.dtype)
+    tiles = QueryTiles(question, question.rounded, ages, question.lags.attending(ages), question.selected)
+    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
         out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
-        gates[part.tiles] = tiles.split(tiles.gates(part, gate))
+        gates[part.tiles] = tiles.split(tiles.gates(part, question.gate))
     return partial(tiles.weighted_sum, out), tiles.of_queries(gates).squeeze(-1)
 
 
-def weights_of_blocks(pairs: Pairs) -> Tensor:
+def weights_of_blocks(question: Question, ages: Tensor, selected: Tensor | None) -> Tensor:
     """s_b + log Σ_j exp s_j of each query and block, (B, H, n, q), in the type of landmarks: the gate with α = 1.
 
-    s_b: score of block b's landmark; s_j: of its tokens j. 0 for queries that do not retrieve.
+    s_b: score of block b's landmark; s_j: of its tokens j; at the positions of scoring. 0 for queries that are not
+    selected.
     """
-    if pairs.are_shared:
-        shared = SharedBlocks.fetch(pairs)
-        return shared.scores + shared.of_queries(shared.attend(pairs.softcap)[1])
-    tiles = QueryTiles(pairs.one_by_one())
-    weights = tiles.empty(dtype=pairs.store.landmarks.dtype)
+    tiles = QueryTiles(question, question.rounded.detach(), ages, question.lags.scoring(ages), selected)
+    weights = tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
         weights[part.tiles] = tiles.split(tiles.gates(part, Grouped(1.0)))
     return tiles.of_queries(weights)[..., 0]
-
-
-class SharedBlocks(NamedTuple):
-    """Fetched blocks that all queries read.
-
-    q: (B, C, q, H/C·T, d), rotated for each block. scores: (B, H, T, q), of the landmarks. shape: (B, C, q, H/C, T).
-    """
-
-    q: Tensor
-    scores: Tensor
-    blocks: Fetched
-    shape: tuple[int, ...]
-
-    @classmethod
-    def fetch(cls, pairs: Pairs) -> SharedBlocks:
-        queries, store = pairs.queries, pairs.store
-        _, batch, length, heads, dim = queries.shape
-        ages, lags = (for_each_head(x, max(x.shape[1], store.kv_heads))[:, :, 0] for x in (pairs.ages, pairs.lags))
-        (sets, count), device = ages.shape[1:], queries.device
-        samples = torch.arange(batch, device=device)[:, None, None]
-        q = queries.unflatten(3, (sets, -1)).permute(0, 1, 3, 4, 2, 5)  # (S, B, C, H/C, T, d)
-        q = q[lags - 1, samples, torch.arange(sets, device=device)[None, :, None]].flatten(3, 4)
-        places = store.places(ages).flatten()
-        landmarks = store.read_landmarks(places).view(batch, sets, count, dim, 1)
-        scores = capped((q.to(landmarks.dtype) @ landmarks)[..., 0], pairs.softcap)
-        shared = cls(q, scores, store.fetch(places), (batch, sets, count, heads // sets, length))
-        return shared._replace(scores=shared.of_queries(scores))
-
-    def of_queries(self, x: Tensor) -> Tensor:
-        """(B, C, q, H/C·T), or any shape with as many numbers, → (B, H, T, q)."""
-        return x.reshape(self.shape).permute(0, 1, 3, 4, 2).flatten(1, 2)
-
-    def attend(self, softcap: float | None) -> tuple[Tensor, Tensor]:
-        """Plain attention to each block: outputs (B·C·q, 1, H/C·T, d) and log-sum-exps."""
-        keys, values = self.blocks.read_keys()[:, None], self.blocks.read_values()[:, None]
-        return attention_forward(self.q.flatten(0, 2)[:, None], keys, values, scale=1.0, softcap=softcap)
-
-    def weighted_sum(self, out: Tensor, weights: Tensor) -> Tensor:
-        """Outputs of the blocks, summed with weights (B, H, T, q): (B, H, T, d)."""
-        own, out = weights.unflatten(1, (self.shape[1], -1)), out.view(*self.shape, -1)
-        return torch.einsum("bcgtq,bcqgtd->bcgtd", own, out.to(weights.dtype)).flatten(1, 2)
 
 
 class FetchedTiles(NamedTuple):
@@ -240,7 +161,7 @@ class FetchedTiles(NamedTuple):
 
 
 class QueryTiles:
-    """The pairs of query and block of one chunk, each query with its own blocks, in tiles.
+    """The pairs of query and block of one chunk, in tiles.
 
     1. Sort the pairs by *owner* and block. An owner is a key/value head of a sample, whose query heads read the same
        blocks, or with "per_token" a whole sample, whose heads choose together.
@@ -248,17 +169,20 @@ class QueryTiles:
     3. `parts`: compute tile by tile. `of_queries`: put the results back in the order of the queries.
     """
 
-    def __init__(self, pairs: Pairs):
-        rotated_queries, store, ages, lags, self.softcap, selected = pairs
-        _, batch, queries, heads, self.dim = rotated_queries.shape
-        self.store = store
+    def __init__(self, question: Question, rotated: Tensor, ages: Tensor, lags: Tensor, selected: Tensor | None):
+        """rotated: (S, B, n, H, d). ages, lags: (B, H, H_kv or 1, n or 1, q). selected: (B, H, n), bool; None: all."""
+        self.store, self.softcap = question.store, question.softcap
+        store = self.store
+        _, batch, queries, heads, self.dim = rotated.shape
+        if selected is not None:
+            ages, lags = (for_each_head(x, heads) for x in (ages, lags))
+        ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
         choosing, count = ages.shape[1], ages.shape[-1]  # heads, or groups, that choose by themselves: H, H_kv or 1
-        kv_heads, capacity = store.kv_heads, store.capacity
-        device = rotated_queries.device
+        kv_heads, capacity, device = store.kv_heads, store.capacity, rotated.device
         self._fetched = kv_heads if choosing == 1 else 1  # key/value heads of an owner, whose blocks a tile fetches
         self._together = heads // choosing  # query heads of a row of a tile
         owners = batch * kv_heads // self._fetched
-        self._queries = rotated_queries.reshape(-1, self._together * self.dim)
+        self._queries = rotated.reshape(-1, self._together * self.dim)
         self._shape, self._pairs = (batch, choosing, queries, count), ages.numel()
 
         # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.

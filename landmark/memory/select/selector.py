@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landmark.memory.layer import Question
-from landmark.memory.reading import Pairs, weights_of_blocks
+from landmark.memory.reading import weights_of_blocks
 from landmark.memory.select.scores import best_ages, best_of_summaries, newest_ages, preferring
 from landmark.memory.store.block_store import Summary, mean_keys
 
@@ -164,8 +164,7 @@ class SecondLook(Selector):
         if ages.shape[-1] <= k:
             return ages
         selected = None if ages.shape[1] < question.q.shape[1] else question.selected  # all heads of a group help
-        of_blocks = question.rounded.detach(), question.store, ages, question.lags.scoring(ages)
-        scores = weights_of_blocks(Pairs(*of_blocks, question.softcap, selected))
+        scores = weights_of_blocks(question, ages, selected)
         if ages.shape[1] < scores.shape[1]:  # shares, of which the highest of the heads that choose together counts
             scores = scores.log_softmax(-1).unflatten(1, (ages.shape[1], -1)).amax(2)
         scores = preferring(scores, ages, self.newest)

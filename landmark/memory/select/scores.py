@@ -21,7 +21,6 @@ from landmark.memory.layer import Question
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
-YOUNGEST = (1 << 31) - 1  # recency of a block of age 0
 
 
 def newest_ages(question: Question, k: int, granularity: str) -> Tensor:
@@ -136,21 +135,9 @@ def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
     """Ages of the blocks with the `count` highest scores, in any order; among equal scores the newer block."""
     if count == len(ages):
         return ages.expand(*scores.shape[:-1], count)
-    if scores.device.type != "cpu" and scores.dtype == torch.float32:  # reading `tied` would stall the device
-        return _top_packed(scores, ages, count)
     values, indices = scores.topk(count + 1, dim=-1)
-    best = ages[indices[..., :count]]
-    tied = values[..., -1] == values[..., -2]  # a tie matters only between the last score taken and the first one left
-    if bool(tied.any()):
-        near, edge = scores[tied], values[tied][..., -1:]  # all above the edge, and the newest of those on it
-        rank = torch.where(near > edge, 0, torch.where(near == edge, ages, ages.shape[0] + 1))
-        best[tied] = ages[rank.topk(count, dim=-1, largest=False).indices]
-    return best
-
-
-def _top_packed(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """`best_ages` of float32 scores, without reading on the CPU: the high half of an integer is the score, the low half
-    the recency. The bits of a float, read as an integer, have its order; those of negative ones are turned round."""
-    bits = (scores + 0.0).view(torch.int32)  # −0 becomes 0
-    bits = (bits ^ ((bits >> 31) & YOUNGEST)).to(torch.int64)
-    return YOUNGEST - (((bits << 32) | (YOUNGEST - ages)).topk(count, dim=-1).values & YOUNGEST)
+    edge = values[..., -1:]  # a tie matters only between the last score taken and the first one left
+    if scores.device.type == "cpu" and not bool((values[..., -2:-1] == edge).any()):  # another device would wait
+        return ages[indices[..., :count]]
+    rank = torch.where(scores > edge, 0, torch.where(scores == edge, ages, len(ages) + 1))
+    return ages[rank.topk(count, dim=-1, largest=False).indices]

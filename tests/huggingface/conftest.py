@@ -98,6 +98,18 @@ def read(model, ids, memory=None, parts=None):
     return torch.cat([model(part, past_key_values=memory).logits for part in ids.split(parts or ids.shape[1], 1)], 1)
 
 
+def fail_at(model, call):
+    """Let the last layer of a model fail at this call of it, counted from 1; the hook can be removed."""
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("out of memory")
+
+    return model.model.layers[2].register_forward_pre_hook(fail)
+
+
 @pytest.fixture(params=["llama", "gemma3"])
 def wrapped(request, tokenizer):
     """With landmarks; without and with layers that slide."""

@@ -7,7 +7,7 @@ import torch
 from transformers import pipeline
 
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import wrapped_model
+from tests.huggingface.conftest import fail_at, wrapped_model
 
 LENGTHS = 30, 3, 17, 1, 24
 FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5, "dense": 0}}
@@ -97,15 +97,9 @@ def test_a_batch_of_another_size_is_refused_and_a_padded_one_is_not_saved(wrappe
 def test_a_batch_that_fails_part_way_is_not_read_on(wrapped, texts):
     """Some of the texts, or their first chunk, were read."""
     ids, mask = padded(texts, "left")
-    memory, calls = wrapped.new_memory(), []
+    memory = wrapped.new_memory()
     wrapped(ids, attention_mask=mask, past_key_values=memory)
-
-    def fail(*_):
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("out of memory")
-
-    hook = wrapped.model.layers[2].register_forward_pre_hook(fail)
+    hook = fail_at(wrapped, 2)
     more = torch.arange(12 * len(texts)).view(len(texts), 12)
     with pytest.raises(RuntimeError, match="out of memory"):
         wrapped(more, past_key_values=memory)

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 
 from landmark.huggingface import PrefixCache
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import read, wrapped_model
+from tests.huggingface.conftest import fail_at, read, wrapped_model
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}
@@ -87,15 +87,8 @@ def test_memories_of_others_are_not_used_and_those_in_use_are_copied(text):
 
 def test_what_an_error_has_torn_is_not_kept(text):
     """Of the second chunk: the first one was read."""
-    model, calls = wrapped_model("llama"), []
-    prefixes = PrefixCache(model)
-
-    def fail(*_):
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("out of memory")
-
-    model.model.layers[2].register_forward_pre_hook(fail)
+    prefixes = PrefixCache(model := wrapped_model("llama"))
+    fail_at(model, 2)
     with pytest.raises(RuntimeError, match="out of memory"):
         prefixes.generate(text, **GREEDY)
     assert not prefixes._kept

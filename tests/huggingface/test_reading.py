@@ -27,7 +27,8 @@ def test_prompts_that_end_with_padding_are_refused_by_name(wrapped, ids):
         wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory(), logits_to_keep=2)
 
 
-def test_a_memory_and_only_the_new_text_says_what_to_give(wrapped, ids):
+def test_a_text_that_goes_on_repeats_what_a_memory_has_read(wrapped, ids):
+    """As in a conversation; only the new part is read. Anything else is refused, saying what to give."""
     memory = wrapped.new_memory()
     wrapped(ids, past_key_values=memory)
     assert torch.equal(memory.ids, ids)
@@ -39,8 +40,12 @@ def test_a_memory_and_only_the_new_text_says_what_to_give(wrapped, ids):
         wrapped.generate(ids, past_key_values=memory, **GREEDY)
     whole = torch.cat([memory.ids, new], 1)
     found = wrapped.generate(whole, past_key_values=memory, **GREEDY)
-    assert found.shape == (2, 42)
+    assert torch.equal(found[:, :37], whole)
     assert torch.equal(memory.ids, found[:, :-1])
+    assert memory.get_seq_length() == 30 + 7 + 5 - 1
+    memory.reset()
+    assert memory.get_seq_length() == 0
+    assert torch.equal(wrapped.generate(ids, past_key_values=memory, **GREEDY), wrapped.generate(ids, **GREEDY))
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
@@ -153,11 +158,3 @@ def test_arguments_that_a_memory_does_not_have_are_refused(llama, ids, given, sa
     with pytest.raises(UserError, match=said):
         llama(**{"input_ids": ids, **given}, past_key_values=memory)
     assert memory.get_seq_length() == 0
-
-
-@torch.no_grad()
-def test_the_texts_own_positions_are_allowed(llama, ids):
-    memory, places = llama.new_memory(), torch.arange(30).expand(2, -1)
-    found = llama(ids, past_key_values=memory, position_ids=places)
-    assert torch.equal(found.logits, read(llama, ids))
-    llama(ids[:, :4], past_key_values=memory, position_ids=places[:, :4] + 30)

@@ -7,10 +7,9 @@ import torch
 from transformers import pipeline
 
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import fail_at, wrapped_model
+from tests.huggingface.conftest import FREE, fail_at, wrapped_model
 
 LENGTHS = 30, 3, 17, 1, 24
-FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5, "dense": 0}}
 
 
 @pytest.fixture

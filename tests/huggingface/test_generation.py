@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import unwrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import BLOCK, fail_at, read, wrapped_model
+from tests.huggingface.conftest import BLOCK, FREE, fail_at, read, wrapped_model
 
 
 class Collector:
@@ -137,7 +137,7 @@ def test_reads_under_autocast(wrapped, ids):
 )
 def test_where_blocks_are_stored_and_what_is_saved_make_no_difference(family, mapping, tier, ids, tokenizer, tmp_path):
     """With landmarks, and without by each mapping; the ids are saved too, and a memory that is reordered."""
-    free = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5, "mapping": mapping}}
+    free = FREE | {"memory": FREE["memory"] | {"mapping": mapping}}
     model = wrapped_model(family, tokenizer, **(free if mapping else {}))
     here, there, again = model.new_memory(), model.new_memory(tier=tier), model.new_memory(tier=tier)
     assert torch.equal(read(model, ids, there), read(model, ids, here))

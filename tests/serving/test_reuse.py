@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from landmark.huggingface import wrap
-from landmark.serving.answering import Answering, Sampling
-from tests.huggingface.conftest import SETTINGS, make_model
+from landmark.serving.answering import Sampling
+from tests.huggingface.conftest import FREE, SETTINGS, make_model
 from tests.serving.conftest import KEYS, Server
 from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
 
@@ -40,7 +40,7 @@ def turn(server, chat, **given):
     return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}])
+@pytest.mark.parametrize("settings", [{}, FREE])
 def test_a_completion_is_what_the_model_generates_of_the_tokenizers_ids(settings, tmp_path):
     """With the ids that begin a text, and names of special tokens as the tokenizer takes them."""
     model, tokenizer = make("<eot>", **settings)
@@ -77,15 +77,6 @@ def test_a_client_that_sends_its_history_again_has_its_new_tokens_read_alone(ser
     body = {"messages": [user("A heron waits by the lake. " * 3)], "max_tokens": 1}
     of_another = server.http(KEYS[1]).post("/chat/completions", json=body)
     assert of_another.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-def test_a_text_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    model, tokenizer = make()
-    monkeypatch.setattr(Answering, "read", None)
-    with Server(model, tokenizer, tmp_path, disk=100_000) as running:
-        found = running.http().post("/documents", json={"text": "A heron. " * 400})
-    assert found.status_code == 507
-    assert "there is no room for" in found.json()["error"]["message"]
 
 
 def test_reasoning_is_apart_from_the_answer(tmp_path):

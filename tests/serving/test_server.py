@@ -15,7 +15,7 @@ from landmark.huggingface import PrefixCache
 from landmark.serving import answering
 from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
-from tests.huggingface.conftest import make_tokenizer, wrapped_model
+from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
 
 pytestmark = pytest.mark.timeout(900)  # for a busy machine
@@ -129,7 +129,7 @@ def test_32_clients_at_once_are_answered_as_if_alone(server, model, tokenizer):
         assert list(pool.map(talk, range(32))) == expected
 
 
-@pytest.mark.parametrize("settings", [{}, {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}])
+@pytest.mark.parametrize("settings", [{}, FREE])
 def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tmp_path):
     model = wrapped_model("gemma3", local=16, **settings)
     text, questions = "The report says that herons wait. " * 5, ("Who waits? ", "Who waits? ", "Where? ")
@@ -160,15 +160,18 @@ def test_keys_and_bodies_that_are_wrong_are_refused(server):
     assert refused.status_code == 401, "the body was read before the key"
 
 
-def test_documents_and_disk_have_an_end(model, tokenizer, tmp_path):
+def test_documents_and_disk_have_an_end(model, tokenizer, tmp_path, monkeypatch):
     with Server(model, tokenizer, tmp_path / "few", documents=2) as running:
         found = [running.http().put(f"/documents/{name}", content=b"Hello. ") for name in "abb"]
         assert [each.status_code for each in found] == [200, 200, 200]
         refused = running.http().put("/documents/c", content=b"Hello. ")
     assert refused.status_code == 507
     assert "this server keeps no more" in refused.json()["error"]["message"]
-    with Server(model, tokenizer, tmp_path / "small", disk=1000) as running:
-        assert "there is no room for" in running.http().put("/documents/a", content=b"Hello. ").text
+    monkeypatch.setattr(Answering, "read", None)  # it is refused before it is read
+    with Server(model, tokenizer, tmp_path / "small", disk=100_000) as running:
+        refused = running.http().post("/documents", json={"text": "A heron. " * 400})
+    assert refused.status_code == 507
+    assert "there is no room for" in refused.json()["error"]["message"]
 
 
 def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, tmp_path, monkeypatch):

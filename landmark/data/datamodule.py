@@ -10,12 +10,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import K, random_numbers
-from landmark.data.repeats import Repeats
 from landmark.data.ruler.material import Essays
 from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
-from landmark.data.windows import ControlledLandmarks, PositionalJumps, TrainingWindows
+from landmark.data.windows import ControlledLandmarks, PositionalJumps, Repeats, TrainingWindows
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.extensions import hooks

@@ -55,9 +55,9 @@ class Documents(Source):
             for document in self._all(self._files):
                 yield Document(document.name, _part(document.text, *ENDS[split]))
             return
-        place = {"validation": 0, "test": 1}
+        splits = {0: "validation", 1: "test"}
         for number, document in enumerate(self._all(self._files)):
-            if number % self._every == place.get(split, -1) or (split == "train" and number % self._every > 1):
+            if splits.get(number % self._every, "train") == split:
                 yield document
 
     def _all(self, files: list[Path]) -> Iterator[Document]:

@@ -58,12 +58,7 @@ def generate_text(
     With a landmark memory, `prompt_file` and `prompt` are read in separate chunks. So the generated text is the same
     whether the file is read now or its saved memory is loaded.
 
-    Args:
-        model: in evaluation mode.
-        tokenizer: of the model.
-        config: the settings of the groups `generate`, `memory` and `eval`, and the prompts.
-        statistics: are updated during the generation.
-        progress: called with tokens of the prompts read, and in all.
+    statistics: are updated during the generation. progress: called with tokens of the prompts read, and in all.
 
     Raises UserError for a file that cannot be read, and as `Memory.load`, `Memory.save` and `LanguageModel.stream` do.
     """

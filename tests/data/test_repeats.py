@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.data.repeats import Repeats
-from landmark.data.windows import TrainingWindows
+from landmark.data.windows import Repeats, TrainingWindows
 from landmark.utils.constants import NO_LOSS
 
 LANDMARK, EOT = 60000, 50000

@@ -14,8 +14,7 @@ from landmark.attention.layout import blocks_and_landmarks
 from landmark.config.schema import CmtConfig, Config, DataConfig, ModelConfig, PositionsConfig, TrainConfig
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
-from landmark.data.repeats import Repeats
-from landmark.data.windows import ControlledLandmarks, PositionalJumps, TrainingWindows
+from landmark.data.windows import ControlledLandmarks, PositionalJumps, Repeats, TrainingWindows
 from landmark.models import build
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError

@@ -85,6 +85,6 @@ def preparing(corpus: str, text: Path | None, ranks: Path, folder: Path) -> Call
     def prepared() -> int:
         cache = folder / str(next(calls))
         made = prepare(corpus, tokenizer, cache, path=text, progress=False)
-        return sum(len(made.split(split)) - made.split(split).documents for split in SPLITS)
+        return sum(each["tokens"] - each["documents"] for each in made.manifest["splits"].values())
 
     return prepared

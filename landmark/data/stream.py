@@ -22,16 +22,11 @@ _OF_SPLIT = {"file": str, "tokens": int, "sha256": str, "documents": int, "bytes
 class Stream:
     """One split as raw token ids, with end of text after each document and without landmarks.
 
-    tokens: (N,) uint16 or uint32, mapped into memory, read-only. num_bytes, words: size of the text in UTF-8 bytes and
-    in words parted by whitespace.
+    tokens: (N,) uint16 or uint32, mapped into memory, read-only. sha256: of their bytes.
     """
 
-    path: Path
     tokens: np.ndarray = field(repr=False)
     sha256: str
-    documents: int
-    num_bytes: int
-    words: int
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,7 +34,7 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A prepared folder of streams. `manifest`: its source, tokenizer, counts and hashes."""
+    """A prepared folder of streams. manifest: source, tokenizer, hashes, and sizes in bytes, words and documents."""
 
     folder: Path
     manifest: dict[str, Any] = field(repr=False)
@@ -49,9 +44,8 @@ class Corpus:
         if name not in self.manifest["splits"]:
             raise UserError(f"unknown split {name!r}: choose one of {', '.join(self.manifest['splits'])}")
         entry = self.manifest["splits"][name]
-        path = inside(self.folder, entry["file"])
-        tokens = np.memmap(path, dtype=self.manifest["dtype"], mode="r")
-        return Stream(path, tokens, entry["sha256"], entry["documents"], entry["bytes"], entry["words"])
+        tokens = np.memmap(inside(self.folder, entry["file"]), dtype=self.manifest["dtype"], mode="r")
+        return Stream(tokens, entry["sha256"])
 
 
 def open_corpus(folder: str | Path) -> Corpus:

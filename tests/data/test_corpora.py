@@ -232,7 +232,7 @@ def test_another_choice_is_another_corpus(papers: Path, byte_tokenizer: Tokenize
         prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options, progress=False)
     same = find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options={"configs": ["books", "arxiv", "books"]})
     assert same is not None
-    assert same.split("train").documents == 4
+    assert same.manifest["splits"]["train"]["documents"] == 4
     assert same.manifest["source"]["configs"] == ["arxiv", "books"]
 
 
@@ -256,9 +256,9 @@ def test_real_mathematics_has_the_published_counts(shared: Path, gpt2: Tokenizer
         prepare("arxiv_math", gpt2, tmp_path / "cache", path=root, progress=False)
     options = {"configs": None}
     corpus = prepare("arxiv_math", gpt2, tmp_path / "cache", path=root, options=options, progress=False)
-    streams = [corpus.split(split) for split in ("validation", "test")]
-    counts = [(stream.documents, stream.num_bytes, len(stream) - stream.documents) for stream in streams]
-    assert counts == [(29, 1_493_814, 595_922), (25, 1_536_745, 582_560)]
+    counts = [corpus.manifest["splits"][split] for split in ("validation", "test")]
+    found = [(each["documents"], each["bytes"], each["tokens"] - each["documents"]) for each in counts]
+    assert found == [(29, 1_493_814, 595_922), (25, 1_536_745, 582_560)]
 
 
 def test_json_lines_as_redpajamas_and_text_files_make_splits(tmp_path: Path):

@@ -42,7 +42,7 @@ def made_up(seed):
 
 def stream(texts, tokenizer=TOKENIZER):
     ids = np.concatenate([np.append(tokenizer.encode(text), tokenizer.eot) for text in texts]).astype("<u2")
-    return Stream(None, ids, "sha", len(texts), 0, 0)  # pyright: ignore[reportArgumentType]
+    return Stream(ids, "")
 
 
 def asking(ranker="landmark", prompts=QUERIES):

@@ -1,7 +1,5 @@
 """Rows of experiments with pretrained models: how they read, and that texts begin as the model expects."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -38,7 +36,7 @@ def tokenizer_with_beginning():
 @pytest.fixture(scope="module")
 def stream():
     tokens = np.random.default_rng(0).integers(0, 256, 4 * 64 + 1).astype("<u2")
-    return Stream(Path("x.bin"), tokens, "sha", 1, len(tokens), 40)
+    return Stream(tokens, "")
 
 
 def of_transformers(**changes):

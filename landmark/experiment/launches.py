@@ -83,7 +83,7 @@ def launch_id(config: Config, overrides: Sequence[str]) -> str:
 
 
 def launched(contents: Contents, output: Path, compose: Compose) -> list[list[str]]:
-    """The overrides of the experiments that made rows, each once, with this output folder; by experiment and time.
+    """The overrides of the experiments that made rows, each once, by experiment and time.
 
     A row whose own overrides are no longer those that its experiment gives it belongs to none.
     """

@@ -66,8 +66,8 @@ def for_team(config: Config, team: Team) -> Config:
 def train_together(train: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> Any:
     """What `train(*arguments)` returns in the first of `count` processes, all of which call it.
 
-    Raises the UserError of a process that failed, or one that names it. A signal to this process ends the others after
-    a checkpoint. Then it has its usual effect here: KeyboardInterrupt, the handler set before, or SystemExit.
+    Raises the UserError of a process that failed, or one that names it. A signal ends the others after a checkpoint,
+    and then has its usual effect here.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -136,10 +136,8 @@ def _failure(error: "ChildFailedError", folder: Path) -> UserError:
 def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
     """Whether this process has to work. Before it is told so, one that is not the first trains as the first tells it.
 
-    follow: called with what `tell` was called with in the first process.
-
-    Raises UserError where srun's settings do not say which processes belong together, where one of them does not come,
-    and where the connection with one is lost.
+    follow: called with what `tell` was called with in the first process. Raises UserError where one does not come, and
+    where the connection with one is lost.
     """
     team = started_together()
     if team is None:

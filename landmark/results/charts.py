@@ -242,8 +242,7 @@ def named_level(name: str, value: float) -> list[alt.Chart]:
 def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], float | None]) -> Panel:
     """A grid of numbers, coloured; dark is high.
 
-    axes: titles of the vertical and of the horizontal axis. cells: a name on each axis to a number, where it is known;
-    the names stand upwards and from left to right, numbers by their size.
+    axes: titles of the vertical and of the horizontal axis. cells: a name on each axis to a number, where it is known.
     """
     up, across = (_ordered(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
     known = [value for value in cells.values() if value is not None]

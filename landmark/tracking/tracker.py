@@ -41,8 +41,7 @@ class Tracker:
     ) -> "Iterator[list[Logger]]":
         """Lightning loggers of a training, which continue its W&B run; none on all processes but the first.
 
-        run_id: identity of the run, and W&B's id. corpus: the text, recorded as an input. folder: where the training
-        leaves its model, which is recorded as an output.
+        run_id: W&B's id too. corpus: recorded as an input. folder: that of the model, recorded as an output.
         """
         if os.environ.get("RANK", "0") != "0":
             yield []
@@ -94,8 +93,8 @@ class Tracker:
     ) -> None:
         """Log a rendered table.
 
-        identity: W&B's id of the table. columns: titles. rows: cells, a sequence per row. files: text and pictures that
-        the table was written to; the first gives its name. records: of the rows, recorded as inputs.
+        identity: W&B's id. files: that the table was written to; the first gives its name. records: of the rows,
+        recorded as inputs.
         """
         if mode(config.logger) == "disabled":
             return

@@ -139,10 +139,7 @@ class Interruption:
 
 
 class CheckpointCallback(Checkpoint):
-    """Saves a checkpoint at fixed steps, at the last step, after a signal and at a deadline.
-
-    Lightning runs checkpoint callbacks after all others, so a checkpoint holds the measurements of its step.
-    """
+    """Saves a checkpoint at fixed steps, at the last step, after a signal and at a deadline, after all callbacks."""
 
     def __init__(
         self, folder: Path, every: int, last_step: int, settings: dict[str, Any], interruption: Interruption
@@ -197,10 +194,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] | None:
-    """The newest whole checkpoint and its step; None if there is none.
-
-    Raises UserError if there are checkpoints and none is whole, or if the newest whole one has other settings.
-    """
+    """The newest whole checkpoint and its step; None if there is none. Raises UserError if none is whole or fits."""
     found = checkpoints(folder)
     hashes = set(folder.glob("step-*.sha256")) - {hash_path(path) for path in found}
     for leftover in [*folder.glob(".*.tmp"), *hashes]:  # of a process killed while it wrote

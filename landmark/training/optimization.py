@@ -21,8 +21,7 @@ MUON_A, MUON_B, MUON_C = 3.4445, -4.7750, 2.0315  # of the quintic a·x + b·x³
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two AdamW groups: with weight decay the matrices of linear layers; without it embeddings, head, norms
-    and short convolutions.
+    """Two AdamW groups: with weight decay the matrices of linear layers; without it embeddings, head and norms.
 
     The head is a linear layer that shares its weight with an embedding, or is outside every `nn.ModuleList`.
     """

@@ -71,10 +71,7 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 @contextmanager
 def name_in_errors(path: str | Path) -> Iterator[None]:
-    """Add this file's name to a system error that names no file, such as that of a full disk.
-
-    Raises UserError where the file's folder is gone.
-    """
+    """Add a file's name to a system error that names none, as of a full disk. Raises UserError: its folder is gone."""
     try:
         yield
     except FileNotFoundError as error:
@@ -254,10 +251,7 @@ def _umask() -> int:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
-    """Hold the lock of a file or a folder, which the system releases when its process dies.
-
-    Yields False where another process holds it, or no lock can be had here.
-    """
+    """Hold the lock of a file or a folder until the process dies. Yields False where it is held, or cannot be had."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:

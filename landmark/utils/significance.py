@@ -11,10 +11,7 @@ Segments = Sequence[Sequence[float]]
 
 
 def mean_and_error(segments: Segments) -> tuple[float, float]:
-    """Mean loss per token over segments, and its standard error over segments, both in nats.
-
-    The error is that of a ratio of two sums; NaN for fewer than two segments.
-    """
+    """Mean loss per token, and its standard error over segments, in nats: that of a ratio of sums, NaN for one."""
     import numpy as np
 
     table = np.asarray(segments, dtype=np.float64)

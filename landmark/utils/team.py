@@ -35,10 +35,9 @@ def started_together() -> Team | None:
 
 
 def first_says(ask: Callable[[], T], group: Any = None) -> T:
-    """What the first process answers, in all processes that have joined each other; they must all call this.
+    """What the first process answers, in all that have joined each other, which must all call this.
 
-    ask: called in the first process. group: in which they talk; None: the usual one. So they need not agree on what a
-    shared file system shows to each of them. Processes that have not joined answer for themselves.
+    So they need not agree on what a shared file system shows. Processes that have not joined answer for themselves.
     """
     import torch.distributed as dist
 

@@ -74,19 +74,18 @@ def test_prepared_once(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, t
     assert found.manifest == corpus.manifest
 
 
-def test_changed_data_is_prepared_anew(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    (books / "test" / "8.txt").write_text("eight")
-    after = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    assert len(after.split("test")) == len(corpus.split("test")) + len("eight") + 1
-    assert after.split("train").sha256 == corpus.split("train").sha256
-
-
-def test_first_documents_only(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+def test_changed_data_and_first_documents_are_other_corpora(
+    corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path
+):
     few = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, max_documents=2, progress=False)
     assert [few.manifest["splits"][split]["documents"] for split in ("train", "test")] == [2, 1]
     assert few.folder != corpus.folder
     with pytest.raises(UserError, match="max_documents=0"):
         prepare("pg19", byte_tokenizer, tmp_path, path=books, max_documents=0)
+    (books / "test" / "8.txt").write_text("eight")
+    after = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    assert len(after.split("test")) == len(corpus.split("test")) + len("eight") + 1
+    assert after.split("train").sha256 == corpus.split("train").sha256
 
 
 def test_number_of_cores_does_not_matter(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):

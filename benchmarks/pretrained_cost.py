@@ -105,8 +105,10 @@ def reader(model: Any, ids: Tensor, caches: dict[str, Any], name: str) -> Callab
         caches[name] = past
         if name == BLOCKS:
             past.expect(ids.shape[1])
-        for part in ids.split(LOCAL, 1):
-            model(part, past_key_values=past, use_cache=True, logits_to_keep=1)
+        for start in range(0, ids.shape[1], LOCAL):
+            goes_on = {"known": start + LOCAL < ids.shape[1]} if name == BLOCKS else {}  # as a long prompt is read
+            part = ids[:, start : start + LOCAL]
+            model(part, past_key_values=past, use_cache=True, logits_to_keep=1, **goes_on)
         wait(ids)
 
     return read

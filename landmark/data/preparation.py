@@ -4,6 +4,7 @@ One process does it, and others that need the same corpus wait. The manifest is 
 folder with a manifest is always whole, and what an error or a kill has left is made anew.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -113,6 +114,8 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
     except BaseException:
         for split in SPLITS:
             (folder / f"{split}.bin").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where others keep files in it
+            folder.rmdir()
         raise
     manifest = {
         "format": FORMAT,

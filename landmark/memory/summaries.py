@@ -27,7 +27,7 @@ from landmark.memory.sparse_attention import Reading, Text, read_all, read_chose
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic, write_json
 
-DENSE = {"cpu": 2560}  # tokens up to which reading all keys was measured to be no slower, by device
+DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
 SPARE = 8  # for so many rows at least one more is made room for
 

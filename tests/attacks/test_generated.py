@@ -136,8 +136,8 @@ def memory(home: Path) -> object:
 
 def corpus(home: Path) -> object:
     (folder,) = (each for each in (home / "outputs" / "data").iterdir() if each.is_dir())
-    splits = [open_corpus(folder).split(name) for name in ("train", "test")]
-    return [(int(each.tokens.sum()), each.num_bytes / each.documents / each.words) for each in splits]
+    whole = open_corpus(folder)
+    return [(int(whole.split(name).tokens.sum()), whole.manifest["splits"][name]) for name in ("train", "test")]
 
 
 def metrics(home: Path) -> object:

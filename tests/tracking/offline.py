@@ -21,6 +21,7 @@ class OfflineRun:
     identity: str = ""
     group: str = ""
     job_type: str = ""
+    began: int = 0  # nanoseconds
     exit_code: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -43,7 +44,8 @@ def read_offline(folder: Path) -> list[OfflineRun]:
     """
     runs = []
     for _ in range(60):
-        runs = [_read(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+        runs = [_read(path) for path in folder.glob("wandb/offline-run-*/*.wandb")]
+        runs.sort(key=lambda run: run.began)
         if all(run.exit_code is not None for run in runs):
             break
         time.sleep(0.5)
@@ -55,6 +57,7 @@ def _read(path: Path) -> OfflineRun:
     for record in _records(path.read_bytes()):
         kind = record.WhichOneof("record_type")
         if kind == "run":
+            run.began = record.run.start_time.ToNanoseconds()
             run.identity, run.group, run.job_type = record.run.run_id, record.run.run_group, record.run.job_type
             run.config = _flat({item.key: json.loads(item.value_json) for item in record.run.config.update})
         elif kind == "history":

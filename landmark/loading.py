@@ -21,14 +21,9 @@ if TYPE_CHECKING:
 def load(
     folder: str | Path, device: "str | torch.device" = "cpu", *, modules: Sequence[str] = ()
 ) -> "tuple[LanguageModel, Tokenizer]":
-    """The model of a run, in evaluation mode, and the tokenizer that it was trained with.
-
-    Args:
-        folder: of the run, `outputs/runs/NAME`. Nothing in it is run.
-        device: of the model.
-        modules: of your own that the run may name, as `mine.gated` (docs/add_a_model.md).
-
-    Raises UserError for a file that is missing or damaged, and for another module.
+    """The model of a run, in evaluation mode, and the tokenizer that it was trained with. folder: of the run; nothing
+    in it is run. modules: of your own that the run may name, as `mine.gated` (docs/add_a_model.md). Raises UserError
+    for a file that is missing or damaged, and for another module.
     """
     folder = Path(folder)
     name_modules(modules, outside=(folder,))

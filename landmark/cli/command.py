@@ -37,9 +37,7 @@ _OF_A_TASK = ("task", "output", "logger", "trainer")
 
 @dataclass
 class Evaluated:
-    """records: of the rows that have one for each seed. made: how many were made now. diverged, left: names of other
-    rows, which diverged or for which the budget is too short.
-    """
+    """records: one per seed of each row that has them all. made: how many now. diverged, left: names of other rows."""
 
     records: dict[str, list[Record]] = field(default_factory=dict)
     made: int = 0

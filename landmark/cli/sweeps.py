@@ -213,10 +213,8 @@ def _check_setting(whole: str, key: str, value: Any) -> None:
 def sweep(
     command: StartedJob, launcher: Basic, carry_out: CarryOut, run: Callable[[Config, list[str]], object]
 ) -> None:
-    """Carry out the jobs of a command line, show the table of their records, and list the jobs that failed.
-
-    carry_out: does one job. run: carries out a task. Raises UserError where a job cannot start. Exits with the code of
-    a command where one failed.
+    """Carry out the jobs of a command line, show the table of their records, and list those that failed. run: carries
+    out a task. Raises UserError where a job cannot start. Exits with the code of a command where one failed.
     """
     overrides = OverridesParser.create(config_loader=config_loader()).parse_overrides(command.words)
     swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}

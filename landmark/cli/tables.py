@@ -31,10 +31,7 @@ def show_records(command: Command) -> None:
 
 
 def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
-    """The same of a sweep without an experiment: a row for each job.
-
-    config: without what is swept. jobs: of each the keys that are swept, with its values.
-    """
+    """The same of a sweep without an experiment, a row for each job. jobs: of each the swept keys with its values."""
     swept = {key for job in jobs for key in job}
     rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
     name = "sweep" if config.name == Config.name else config.name
@@ -44,10 +41,7 @@ def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str,
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
-    """Print, draw and log the table of these records, and name the rows without one.
-
-    found: records of each row, one per seed. Raises UserError where there are none.
-    """
+    """Print, draw and log the table of records, one per seed, and name the rows without. Raises UserError for none."""
     config, names = command.config, [row.name for row in command.rows]
     missing = [name for name in names if name not in found]
     note = f"{len(missing)} of {len(names)} rows have no record yet, `{command.suggest()}` makes them: "

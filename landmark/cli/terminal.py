@@ -27,10 +27,7 @@ _HYDRA = Path(hydra.__file__).parent
 
 
 def open_streams() -> None:
-    """Give closed streams the null device: else the next file that is opened has a stream's number, and its messages.
-
-    Lines are seen at once in a pipe too, and what the terminal cannot show ends no command.
-    """
+    """Give closed streams the null device, and show lines at once. What a terminal cannot show ends no command."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -50,9 +47,7 @@ def show_log() -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Exit codes: 2 and one line for bad input, 124 at the end of a budget, 130 for an interrupt, 128 + its number for
-    a signal, else 1.
-    """
+    """Exit codes: 2 for bad input, 124 for a budget's end, 130 for an interrupt, 128 + a signal's number, else 1."""
     try:
         yield
     except Stopped as stop:

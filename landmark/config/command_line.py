@@ -15,10 +15,8 @@ PROGRAM = "landmark"
 
 @dataclass(frozen=True)
 class StartedJob:
-    """What this process carries out: a typed command, or one job of a sweep.
-
-    words: its overrides. launcher: of a job in a process of its own, which one started it (`submitit_slurm`), and
-    launcher_words: the overrides that configured it. name, number: of a job of a sweep, its values of what is swept,
+    """What this process carries out: a typed command, or one job of a sweep. words: its overrides. launcher: which
+    started it (`submitit_slurm`), by the overrides launcher_words. name, number: of a job, its values of what is swept,
     and its place. since: when the command began, seconds of the epoch.
     """
 
@@ -65,10 +63,7 @@ def typed_words() -> list[str]:
 
 
 def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = False) -> str:
-    """The typed command line with other overrides, for a message.
-
-    more: overrides to add. without: keys whose overrides are left out; `row`, `task` and the keys of `more` always are.
-    """
+    """The typed command line with other overrides, without keys of `without`, and `row`, `task` and keys of `more`."""
     left_out = {"-m", "--multirun", "row", "task", *without, *map(override_key, more)}
     first = program()
     kept = [word for word in typed_words()[len(first) :] if override_key(word) not in left_out]

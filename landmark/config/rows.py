@@ -34,11 +34,7 @@ Check = Callable[[Config], None]
 
 @dataclass(frozen=True)
 class Row:
-    """A named row.
-
-    overrides: those of the command line, then its own. configs: one per seed. cell: its value on each axis of the
-    experiment's grid, where it is part of one.
-    """
+    """A named row. overrides: the command line's, then its own. configs: one per seed. cell: its values in a grid."""
 
     name: str
     overrides: list[str]
@@ -47,10 +43,7 @@ class Row:
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
-    """Compose conf/config.yaml with these overrides (see `landmark.cli.composing`).
-
-    Raises UserError for a setting of Hydra itself: one of them names folders whose packages it imports.
-    """
+    """Compose conf/config.yaml with these overrides. Raises UserError for a setting of Hydra: some import packages."""
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
@@ -65,10 +58,9 @@ def compose_job(overrides: list[str]) -> DictConfig:
 def select(
     config: Config, overrides: list[str], composer: Compose = compose_job, check: Check = check_settings
 ) -> list[Row]:
-    """The rows of a command, all composed and checked: the experiment's, one of them, or the configuration itself.
-
-    config, overrides: of the command line; an override of a key of the grid replaces that axis. Raises UserError for an
-    unknown row, for a key that both a row and the command line set, and for a key that has no effect.
+    """The rows of a command, all composed and checked: the experiment's, one of them, or the configuration itself. An
+    override of a key of the grid replaces that axis. Raises UserError for an unknown row, for a key that both a row and
+    the command line set, and for a key that has no effect.
     """
     check_grid(config)
     composer, texts = Composer(composer), named(config, overrides)
@@ -133,7 +125,7 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
 
     `{eval.length=512,2048}` sets this key, and the value is part of the name; `{plain,landmark}` adds the overrides of
     these parts, an empty choice none. Raises UserError for a choice that `parts` does not have, and for a row without
-    overrides of its own that begins with the name of a part without braces.
+    overrides of its own that begins with a part's name without braces.
     """
     literal = re.split(r"{[^}]*}", name)
     if not text and (part := re.split("[_-]", literal[0])[0]) in parts:

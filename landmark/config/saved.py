@@ -21,10 +21,7 @@ def to_saved(config: Config) -> dict[str, Any]:
 
 
 def from_saved(values: dict[str, Any], where: str = "start_run", remedy: str = "") -> Config:
-    """The inverse of `to_saved`. Raises UserError for a setting that there is not, and for a value of a wrong type.
-
-    where, remedy: begin and end of the message.
-    """
+    """The inverse of `to_saved`. where, remedy: ends of the message. Raises UserError for an unknown or wrong value."""
     try:
         return to_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), values)), is_command=False)
     except ConfigKeyError as error:

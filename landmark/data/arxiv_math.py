@@ -25,10 +25,7 @@ _LAYOUT = "train.jsonl, validation.jsonl and test.jsonl, or proof-pile's train/,
 
 
 class ArxivMath(Source):
-    """Documents are lines `{"text": …, "meta": {"config": …}}`.
-
-    Files of the hub are read over the network while the corpus is prepared; only the prepared streams are kept on disk.
-    """
+    """Documents are lines `{"text": …, "meta": {"config": …}}`. The hub's files are read over the network."""
 
     name = "arxiv_math"
 
@@ -66,9 +63,8 @@ class ArxivMath(Source):
 
 
 def make_source(path: Path | None, configs: Sequence[str] | None = ("arxiv",)) -> ArxivMath:
-    """proof-pile, or some of its configs, from the Hugging Face hub or a local folder.
-
-    Raises UserError for a missing folder, a split without files or with files of two kinds, and an empty `configs`.
+    """proof-pile, or some of its configs, from the Hugging Face hub or a local folder. Raises UserError for a missing
+    folder, a split without files or with files of two kinds, and an empty `configs`.
     """
     if configs is not None and not configs:
         raise UserError("data.configs=[]: name at least one config (null: all)")

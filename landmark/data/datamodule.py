@@ -31,12 +31,10 @@ Windows = TrainingWindows | SyntheticWindows | MixedWindows
 class WindowDataModule(lightning.LightningDataModule):
     """Batches of windows from a corpus, as `config.train`, `config.model.block_size` and `config.seed` say.
 
-    Training: an endless iterator with one item for each optimizer step: this device's share of the effective batch of B
-    windows (device r of n: windows r·B/n … (r+1)·B/n − 1); or with `micro_batch` one item for each part of so many
-    windows. The first step is `start_step`. Both are read when iteration begins: **to resume, set it before the loop**.
-
-    Validation: `validate_batches` batches of windows spread evenly over the validation split, the same each time. They
-    have neither repeats nor positional jumps, and are read at once with all blocks.
+    Training: endless, for each optimizer step this device's share of the batch of B windows (device r of n: windows
+    r·B/n … (r+1)·B/n − 1), or with `micro_batch` its parts of so many. `start_step` is read when iteration begins: **to
+    resume, set it before the loop**. Validation: `validate_batches` batches, spread evenly over the split, the same
+    each time, without repeats and positional jumps.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):

@@ -31,10 +31,7 @@ _REACH = 3  # bytes of the longest whitespace character: how far a byte's class 
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens start … start+length−1 of the raw stream, of whose predictions the last `counted` count.
-
-    The prediction at token p is of token p + 1, so the last target is token start + length.
-    """
+    """Tokens start … start+length−1 of the raw stream. The last `counted` predictions, of the next token, count."""
 
     start: int
     length: int
@@ -50,11 +47,9 @@ class Segment:
 def segments(stream_length: int, length: int, tokens: int | None = None, span: int = 4096) -> list[Segment]:
     """Cut a stream into segments, each of which is read with an empty memory.
 
-    Without a budget, as in the paper (Section 4.1), the whole stream is cut, the shorter rest is dropped, and every
-    prediction counts. With a budget of `tokens` predictions, ⌊tokens / span⌋ (at least 1) evenly spaced spans of `span`
-    predictions are cut. They do not overlap and do not depend on `length`, so every length is measured on the same
-    text. If `length` does not divide the span, the last segment is moved back, and only its new predictions count.
-
+    Without a budget, as in the paper (Section 4.1), the whole stream is cut, a shorter rest dropped, every prediction
+    counts. With `tokens` predictions, ⌊tokens / span⌋ (at least 1) evenly spaced spans are cut, the same for every
+    length; where `length` does not divide `span`, the last segment is moved back, and only its new predictions count.
     Raises UserError for a length or span longer than the stream.
     """
     if length + 1 > stream_length:
@@ -84,10 +79,8 @@ def _cut(start: int, span: int, length: int) -> list[Segment]:
 
 
 def copies(settings: "EvalConfig", stream: Stream) -> tuple[np.ndarray, list[int]]:
-    """`eval.prompts` stretches of `eval.length` / 2 tokens, at even distances, which do not overlap.
-
-    Returns each twice, (N, L) int64, and the places in the stream where they begin. Raises UserError if the split has
-    too few tokens.
+    """`eval.prompts` stretches of `eval.length` / 2 tokens, at even distances, each twice, (N, L) int64, and where each
+    begins in the stream. Raises UserError if the split has too few tokens.
     """
     half, count = settings.length // 2, settings.prompts
     room = (len(stream) - 1) // half
@@ -116,10 +109,8 @@ def word_starts(text: bytes) -> list[int]:
 
 
 def text_size(tokens: np.ndarray, ranges: Iterable[tuple[int, int]], tokenizer: Tokenizer) -> TextSize:
-    """Bytes and words of the text of token ranges [start, stop) of a stream.
-
-    A word belongs to the range of its first byte, so the sizes of adjacent ranges add up. End of text has no bytes and
-    parts words. tokens: (N,) ids of the stream.
+    """Bytes and words of the text of token ranges [start, stop) of a stream (N,). A word belongs to the range of its
+    first byte, so the sizes of adjacent ranges add up. End of text has no bytes and parts words.
     """
     total_bytes = total_words = 0
     for start, stop in ranges:

@@ -29,9 +29,9 @@ _SPARE = 8  # tokens by which filler that is cut anywhere may exceed its usual n
 
 
 class Passkey(SyntheticData):
-    """needles: keys hidden in a prompt; several have labels, and one of them is asked for. dense: fraction of training
-    windows that are dense from their beginning. answer_weight: weight of the loss of a key's digits where the text
-    before states the key; a key stated for the first time has no loss, and other text the weight 1.
+    """needles: keys in a prompt; of several, which have labels, one is asked for. dense: fraction of training windows
+    that are dense from their beginning. answer_weight: of the loss of digits that the text before states; a new key has
+    no loss.
     """
 
     name = "passkey"

@@ -56,10 +56,8 @@ class RawBooks(Source):
 
 
 class HubBooks(Source):
-    """Rows with the columns `text` and `url` of parquet files on the hub; the url ends in the book's number.
-
-    `datasets` converts the files to Arrow files in its own cache (11.5 GB for PG-19) and maps them into memory, so that
-    reading in any order takes constant memory. Downloaded files are kept.
+    """Rows with the columns `text` and `url` (ends in the book's number) of parquet files, which `datasets` converts in
+    its own cache (11.5 GB for PG-19) and maps into memory. Downloaded files are kept.
     """
 
     name, origin = "pg19", HUB_NAME

@@ -43,15 +43,10 @@ def prepare(
 ) -> Corpus:
     """Open a corpus as token streams; tokenise it first if it is not prepared yet.
 
-    Args:
-        name: module of `landmark.data` that reads the corpus.
-        cache: folder of prepared corpora.
-        path: local copy of the corpus, or a folder where it was prepared (None: the default of the corpus, such as the
-            hub).
-        options: of the corpus, as for `open_source`.
-        max_documents: number of documents to take of each split, from the first on (None: all).
-
-    Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
+    name: module of `landmark.data` that reads it. cache: folder of prepared corpora. path: local copy, or a folder
+    where it was prepared (None: the corpus's default, such as the hub). options: as for `open_source`. max_documents:
+    of each split the first (None: all). Raises UserError for a missing or empty corpus, and a prepared file cut short
+    or altered.
     """
     folder, source = _place(name, tokenizer, cache, path, options, max_documents)
     if source is not None and not (folder / MANIFEST).exists():

@@ -11,10 +11,7 @@ STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS = range(6)  # extensions have other
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Random numbers of windows `indices` of a step, uint64 (indices, *shape), by the counter-based Philox generator.
-
-    stream: one of those above. The numbers of a window do not depend on the other indices.
-    """
+    """uint64 random numbers (indices, *shape) of windows of a step, each by itself, by Philox. stream: see above."""
     philox = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
     return philox.random_raw(indices.stop * math.prod(shape)).reshape(-1, *shape)[indices.start :: indices.step]
 

@@ -22,10 +22,9 @@ class Document(NamedTuple):
 
 
 class Source:
-    """A corpus that can be read. Its constructor checks that every split has documents, and reads no text.
-
-    name: name of the corpus. origin: where it is read from, for messages and the manifest. identity: settings for JSON
-    that change if the documents change; they hold no path of this machine.
+    """A corpus that can be read. Its constructor checks that every split has documents, and reads no text. origin:
+    where it is read from, for messages. identity: settings for JSON that change with the documents; they hold no path
+    of this machine.
     """
 
     name: str
@@ -56,10 +55,7 @@ class FirstDocuments(Source):
 
 
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
-    """The corpus that `make_source` of the module `landmark.data.<name>` returns, read from `path` if it is given.
-
-    Raises UserError for an unknown name, a missing folder, and a split without documents.
-    """
+    """The corpus of `landmark.data.<name>`. Raises UserError for an unknown name and missing documents."""
     make_source = load_extension("landmark.data", name, "make_source", key="data.name")
     return make_source(None if path is None else Path(path), **options)
 
@@ -94,10 +90,9 @@ def read_text(file: Path) -> str:
 
 
 def json_texts(corpus: str, name: str, place: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The JSON lines of a file: a name for each (`file:line`), its `text`, and the whole object.
-
-    corpus, name: for messages. place: a path, or an address such as hf://datasets/…; one that ends in .gz is gzipped.
-    Blank lines are left out. Raises UserError for a file that cannot be read, and for a line without a `text`.
+    """The JSON lines of a file: a name for each (`file:line`), its `text`, and the whole object. corpus, name: for
+    messages. place: a path or hf://datasets/…, gzipped if it ends in .gz. Raises UserError for a file or line that
+    cannot be read.
     """
     for number, line in _numbered_lines(corpus, place):
         try:

@@ -21,10 +21,7 @@ def split_of(name: str) -> str:
 
 
 class StandardLibrary(Source):
-    """Documents are the `.py` files below a folder, in the order of their names, such as `json/decoder.py`.
-
-    root: the folder (None: the standard library of this Python). Files that are not UTF-8 are left out.
-    """
+    """Documents are the `.py` files below root (None: this Python's library), by name. Files not UTF-8 are left out."""
 
     name = "stdlib"
 

@@ -20,10 +20,7 @@ _OF_SPLIT = {"file": str, "tokens": int, "sha256": str, "documents": int, "bytes
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """One split as raw token ids, with end of text after each document and without landmarks.
-
-    tokens: (N,) uint16 or uint32, mapped into memory, read-only. sha256: of their bytes.
-    """
+    """One split: raw ids (N,), uint16 or uint32, mapped into memory, documents with end of text. sha256: of bytes."""
 
     tokens: np.ndarray = field(repr=False)
     sha256: str
@@ -49,9 +46,8 @@ class Corpus:
 
 
 def open_corpus(folder: str | Path) -> Corpus:
-    """Open a prepared corpus. Raises UserError for a file that is missing, cut short, altered or not in the folder.
-
-    Sizes are always checked. Hashes are checked the first time, and again if a file's times have changed since.
+    """Open a prepared corpus. Raises UserError for a file that is missing, cut short, altered or not in the folder;
+    hashes are checked the first time, and again if a file's times have changed.
     """
     folder = Path(folder)
     remedy = f"delete {folder} and prepare it again"

@@ -20,10 +20,7 @@ Piece = tuple[str, float]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The token ids that a model reads, and the answer that it should give.
-
-    evidence: tokens [first, stop) that state the answer, where it is known which.
-    """
+    """The ids that a model reads, and the answer. evidence: tokens [first, stop) that state it, where known."""
 
     tokens: np.ndarray
     answer: str
@@ -32,10 +29,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """What a model reads in training, and what it should predict after each token. All are of one length.
-
-    weights: of the loss of each target; 0: no loss.
-    """
+    """What a model reads in training, and should predict after each token. weights: of each target's loss; 0: none."""
 
     tokens: np.ndarray
     targets: np.ndarray
@@ -43,11 +37,7 @@ class TrainingText:
 
 
 class SyntheticData:
-    """Makes texts.
-
-    sample_settings, prompt_settings: everything that decides training texts, and prompts, for the identities of runs
-    and rows.
-    """
+    """Makes texts. sample_settings, prompt_settings: all that decides training texts, and prompts, for identities."""
 
     name: str
     sample_settings: dict[str, Any]
@@ -74,10 +64,7 @@ def encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[np.ndarray, n
 
 
 def filled(length: int, eot: int, text_for: Callable[[int], tuple[np.ndarray, np.ndarray]]) -> TrainingText:
-    """A window with texts one after another, each closed by end of text. The last one is cut.
-
-    text_for: ids and weights of a text, given the number of tokens that are still free.
-    """
+    """A window of texts, each closed by end of text, the last cut. text_for: ids and weights, given the free tokens."""
     ids, weights = np.zeros(0, np.int64), np.zeros(0)
     while (room := length - len(ids)) > 0:
         more, their_weights = text_for(room)
@@ -110,10 +97,7 @@ class SyntheticCorpus:
         return SyntheticSplit(hashlib.sha256(text.encode()).hexdigest())
 
     def prompts(self, split: str, length: int, count: int) -> list[Prompt]:
-        """The split's first `count` prompts of at most `length` tokens, with those that begin a text.
-
-        Raises UserError if `length` is too short for a prompt.
-        """
+        """The split's first `count` prompts of at most `length` tokens. Raises UserError if that is too short."""
         beginning, prompts = np.array(self.tokenizer.beginning, dtype=np.int64), []
         for number in range(count):
             generator = sample_generator(split, length, number)

@@ -31,15 +31,10 @@ Ranks = dict[bytes, int]
 
 
 class Tokenizer:
-    """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
-
-    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian.
-    """
+    """Text to ids and back. Each id is bytes: none for end of text, landmark, unused ids. dtype: little-endian."""
 
     def __init__(self, name: str, eot: int, landmark: int, vocab_size: int):
-        """name: a part of the names of prepared corpora. eot: id of end of text, which follows every document.
-        vocab_size: rows of the embedding matrix, unused padding ids included.
-        """
+        """name: in names of prepared corpora. eot: id after every document. vocab_size: with unused padding ids."""
         self.name, self.eot, self.landmark, self.vocab_size = name, eot, landmark, vocab_size
         self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
@@ -102,17 +97,13 @@ class ByteTokenizer(Tokenizer):
 
 
 class BytePairTokenizer(Tokenizer):
-    """Cuts a text into pieces by a pattern, and joins the bytes of a piece, the pair of the lowest rank first.
-
-    tiktoken does it, in parallel threads. Ids below end of text are text.
-    """
+    """Cuts a text into pieces by a pattern, and joins bytes, lowest rank first, by tiktoken. Text is below `eot`."""
 
     def __init__(
         self, name: str, ranks: Callable[[], Ranks], ranks_sha256: str, pattern: str, ids: tuple[int, int, int]
     ):
-        """ranks: loads the ids of strings of bytes when they are first needed; those from end of text on are not used.
-        ranks_sha256: of their file. pattern: matches every character of any text. ids: end of text, landmark, and the
-        size of the vocabulary.
+        """ranks: loads the ids of strings of bytes when needed. ranks_sha256: of their file. pattern: matches every
+        character of any text. ids: end of text, landmark, and the size of the vocabulary.
         """
         super().__init__(name, *ids)
         self._ranks, self._ranks_sha256, self._pattern = ranks, ranks_sha256, pattern
@@ -140,10 +131,9 @@ class BytePairTokenizer(Tokenizer):
 def gpt2_tokenizer(file: str | Path | None = None, vocab_size: int | None = None) -> BytePairTokenizer:
     """GPT-2's encoding, whole or with its first merges: a large vocabulary takes most of a small model.
 
-    With a `vocab_size`, ids below vocab_size − 64 are text; the next two are end of text and landmark.
-
-    file: local copy of the ranks (None: they are downloaded when they are first needed). vocab_size: a multiple of 64
-    from 320 on (None: all ids, padded to 50304). Raises UserError for another, and for a wrong file.
+    file: local copy of the ranks (None: downloaded when needed). vocab_size: a multiple of 64 from 320 on, of which ids
+    below vocab_size − 64 are text, the next two end of text and landmark (None: all ids, padded to 50304). Raises
+    UserError for another, and for a wrong file.
     """
     if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
         raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
@@ -165,16 +155,10 @@ def code_tokenizer() -> BytePairTokenizer:
 
 
 class PretrainedTokenizer(Tokenizer):
-    """A tokenizer of transformers: byte-level, or with pieces in which ▁ is a space and <0x0A> a byte.
-
-    The landmark is its token `<landmark>`, which is added if it is missing.
-    """
+    """A tokenizer of transformers, of bytes or of pieces with ▁ for a space. `<landmark>` is added if it is missing."""
 
     def __init__(self, inner: Any, where: str = "the tokenizer"):
-        """inner: a fast tokenizer of transformers. where: its place, for messages.
-
-        Raises UserError for another tokenizer, and for one without end of text.
-        """
+        """inner: a fast tokenizer with end of text, else raises UserError. where: its place, for messages."""
         if getattr(inner, "backend_tokenizer", None) is None:
             raise UserError(f"{where}: not a tokenizer of transformers that uses the library tokenizers")
         if inner.eos_token_id is None:
@@ -239,10 +223,8 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer `bytes`, `code`, `gpt2`, or `pretrained`, which belongs to a transformers model.
-
-    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: as in `gpt2_tokenizer`. Raises UserError for
-    an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
+    """The tokenizer `bytes`, `code`, `gpt2` (vocab_size: as of `gpt2_tokenizer`), or `pretrained`. file: local copy of
+    GPT-2's ranks, or the folder of a transformers model. Raises UserError for an unknown name, vocabulary or file.
     """
     if name not in ("gpt2", "code", "bytes", "pretrained"):
         raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes or pretrained")

@@ -42,9 +42,8 @@ def raw_position(position: np.ndarray, block_size: int) -> tuple[np.ndarray, np.
 
 
 class TrainingWindows:
-    """Windows of a stream that begin at random, as a pure function of (seed, step, index).
-
-    The start is uniform in 0…N−T−2, where N is the length of the view. num_starts: number of possible starts.
+    """Windows of a stream that begin at random, as a pure function of (seed, step, index). num_starts: their possible
+    starts, 0…N−T−2, where N is the length of the view.
     """
 
     def __init__(
@@ -60,10 +59,9 @@ class TrainingWindows:
         repeats: "Repeats | None" = None,
         beginning: Sequence[int] = (),
     ):
-        """stream: a stream, or its raw ids. length: T. block_size: ℓ (None: no landmarks). repeats: of the windows of
-        `batch`. beginning: ids that begin a text; they take the places of a window's first tokens.
-
-        Raises UserError where the stream is too short.
+        """stream: a stream, or its raw ids. length: T. block_size: ℓ (None: no landmarks). repeats: of `batch`.
+        beginning: ids that begin a text, in place of a window's first tokens. Raises UserError where the stream is too
+        short.
         """
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
@@ -150,10 +148,9 @@ class Repeats:
         return float(np.interp(step, np.linspace(0, max(self.steps - 1, 1), len(self.shares)), self.shares))
 
     def origins(self, sizes: np.ndarray, seed: int, step: int, indices: range) -> np.ndarray:
-        """For each raw token of windows `indices` of a step the raw token that it is a copy of, or itself.
-
-        sizes: (indices,) raw tokens of each window, those that are only predicted included. A window of fewer than 16
-        has no repeats. Returns (indices, largest size) int64, counted from the first raw token of each window.
+        """The raw token of which each is a copy, or itself: (indices, largest size) int64, from each window's first raw
+        token. sizes: (indices,) raw tokens of each window, those only predicted included. Of fewer than 16 none is a
+        copy.
         """
         drawn = random_numbers(seed, step, REPEATS, indices, (2 + 3 * _MOST,))
         origins = np.tile(np.arange(sizes.max(initial=0)), (len(sizes), 1))
@@ -187,10 +184,7 @@ def _fraction(number: int) -> float:
 
 @dataclass(frozen=True)
 class ControlledLandmarks:
-    """Those that the context miss token controls (paper, Appendix D): each with probability 0.5, in every layer anew.
-
-    layers: number of layers of the model. blocks: the most blocks that a window can touch.
-    """
+    """Those that the context miss token controls (Appendix D): each with probability 0.5. blocks: most of a window."""
 
     layers: int
     blocks: int

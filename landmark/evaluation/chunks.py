@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int | None = None) -> int:
-    """Tokens that a model reads at a time. Raises UserError for settings that do not fit the model or the segment.
-
-    length: tokens of a segment. local: `eval.local` (None: the window of Transformer-XL, else the whole segment). kept:
-    tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
+    """Tokens that a model reads at a time. length: of a segment. local: `eval.local` (None: the window of
+    Transformer-XL, else all). kept: see `kept_tokens`. Raises UserError for settings that do not fit the model or the
+    segment.
     """
     if local is not None and local > length:
         raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")
@@ -33,18 +32,15 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int
 
 
 def kept_tokens(config: Config) -> int | None:
-    """Tokens that a plain transformer keeps between chunks: all with the cache of transformers; with `memory.window`
-    that and the sinks; None: it keeps none.
-    """
+    """Tokens that a plain transformer keeps between chunks: transformers' cache all, else window and sinks, or None."""
     if config.model.name is not None:
         return config.eval.length
     return None if config.memory.window is None else config.memory.sinks + config.memory.window
 
 
 def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
-    """The first token of a segment's penultimate chunk, whose retrievals are counted; the last chunk may be shorter.
-
-    length: tokens of a segment. local: of a chunk. Raises UserError if there are no blocks to retrieve before it.
+    """The first token of a segment's penultimate chunk, whose retrievals are counted. length: of a segment. local: of a
+    chunk. Raises UserError if there are no blocks to retrieve before it.
     """
     start = (-(-length // local) - 2) * local
     if k == 0 or model.block_size is None or start < model.block_size:
@@ -58,10 +54,8 @@ def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: in
 def attention_size(
     model: DecoderConfig, config: Config, length: int, local: int, dropped: float = 0.0
 ) -> tuple[float, float]:
-    """Keys of normal tokens attended to, and other keys that are scored, each a mean over the queries of a segment.
-
-    length: tokens of a segment. local: of a chunk. dropped: share of lookups that the context miss token drops, whose
-    blocks are not counted.
+    """Keys of normal tokens attended to, and other keys scored, means over the queries of a segment. local: tokens of a
+    chunk. dropped: share of lookups that the context miss token drops.
     """
     memory, block = config.memory, model.block_size
     if model.kind != "landmark" or block is None:

@@ -23,11 +23,7 @@ from landmark.utils.errors import UserError
 
 @dataclass
 class GenerationStatistics:
-    """Time and memory of a generation.
-
-    seconds_reading: until the first token. seconds_generating: for the other tokens. memory: counters of the memory, at
-    the end.
-    """
+    """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end."""
 
     tokens_read: int = 0
     seconds_reading: float = 0.0
@@ -53,14 +49,10 @@ def generate_text(
 ) -> Iterator[str]:
     """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated.
 
-    A model of transformers with a template for chats gets `prompt` through it, unless `generate.template` is null.
-
-    With a landmark memory, `prompt_file` and `prompt` are read in separate chunks. So the generated text is the same
-    whether the file is read now or its saved memory is loaded.
-
-    statistics: are updated during the generation. progress: called with tokens of the prompts read, and in all.
-
-    Raises UserError for a file that cannot be read, and as `Memory.load`, `Memory.save` and `LanguageModel.stream` do.
+    A model of transformers gets `prompt` through its template for chats, unless `generate.template` is null. With a
+    landmark memory both are read in separate chunks, so a saved memory of the file gives the same text. progress:
+    called with tokens read, and in all. Raises UserError for a file that cannot be read, and as `Memory.load`,
+    `Memory.save` and `LanguageModel.stream`.
     """
     settings = config.generate
     texts, memory = prompt_texts(config), new_memory(model, config)

@@ -43,10 +43,8 @@ Answer = tuple[float, bool]  # log-probability in nats, whether each id is the m
 
 @register_model("landmark")
 class LandmarkLM(TemplateLM):
-    """A trained run, a model that `landmark.huggingface` saved, or a plain model of transformers.
-
-    Requests of the same length are read as a batch, without padding. A model with a memory reads a text of any length,
-    `local` tokens at a time; a plain one reads at most `max_length` tokens.
+    """A trained run, a model that `landmark.huggingface` saved, or a plain model of transformers. With a memory it
+    reads a text of any length, `local` tokens at a time; a plain one at most `max_length` tokens.
     """
 
     def __init__(
@@ -62,20 +60,11 @@ class LandmarkLM(TemplateLM):
         enable_thinking: bool | None = None,
         **memory: Any,
     ):
-        """
-        Args:
-            path: folder of the model.
-            tokenizer: folder of that of a model of transformers (None: `path`). A run of ours names its own.
-            local: tokens read at a time (None: 250, the window of Transformer-XL).
-            max_length: most tokens of a text (None: any number with a memory, else what the model was made for).
-            max_gen_toks: most tokens of an answer, where a task does not say.
-            batch_size: most texts that are read together; the harness's "auto" is not supported.
-            max_batch_size: not used; the harness gives it.
-            enable_thinking: of the template for chats (None: as it usually does).
-            memory: settings of the landmark memory, such as k=4, granularity, tier, max_blocks.
-
-        Raises UserError for a path without a model, numbers out of range, another batch size, and memory settings of a
-        model without landmarks.
+        """tokenizer: folder, of a model of transformers (None: `path`). local: tokens read at a time (None: 250, or the
+        window of Transformer-XL). max_length: of a text (None: any with a memory, else what the model was made for).
+        max_gen_toks: where a task does not say. max_batch_size: not used; the harness gives it. enable_thinking: of the
+        template for chats (None: as usual). memory: settings, such as k=4, tier, max_blocks. Raises UserError for a
+        path without a model, numbers out of range, batch_size="auto", and memory settings without landmarks.
         """
         super().__init__()
         for name, value in {"local": local, "max_length": max_length, "max_gen_toks": max_gen_toks}.items():
@@ -131,9 +120,8 @@ class LandmarkLM(TemplateLM):
         return self.tokenizer.encode(string, **special)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text of a chat. add_generation_prompt: whether an answer begins at its end, else the last one goes on.
-
-        Raises UserError where the tokenizer has no template for chats, or it refuses the messages.
+        """The text of a chat. add_generation_prompt: whether an answer begins at its end, else the last message goes
+        on. Raises UserError where the tokenizer has no template, or it refuses the messages.
         """
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise UserError(
@@ -165,10 +153,7 @@ class LandmarkLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[Answer]:
-        """For each request the log-probability of its continuation, and whether it is the greedy one.
-
-        Raises UserError for a continuation that is empty or longer than max_length.
-        """
+        """Each continuation's log-probability, and whether it is greedy. Raises UserError for one empty or too long."""
         for _, _, continuation in requests:
             if not 1 <= len(continuation) <= (self.max_length or len(continuation)):
                 raise UserError(
@@ -189,10 +174,8 @@ class LandmarkLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks.
-
-        Raises UserError where max_gen_toks leaves no room for a context, and for options (gen_kwargs) that would change
-        the text elsewhere and have no meaning here.
+        """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks. Raises
+        UserError where that leaves no room for a context, and for options (gen_kwargs) that have no meaning here.
         """
         answers, contexts, options = [""] * len(requests), [], []
         for request in requests:
@@ -227,10 +210,7 @@ class LandmarkLM(TemplateLM):
 
     @torch.no_grad()
     def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Answer]:
-        """The answer for each continuation. The inputs (B, T) have all ids but the last one.
-
-        Only the logits of a chunk are held at a time.
-        """
+        """The answer for each continuation, a chunk's logits at a time. inputs: (B, T), all ids but the last one."""
         memory, longest, start = self._new_memory(), max(map(len, continuations)), 0
         if memory is None:
             memory = self.model.unlimited_memory(inputs.shape[1])
@@ -261,10 +241,7 @@ class LandmarkLM(TemplateLM):
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:
-    """How tokens are drawn: the most probable one, unless a task asks for samples.
-
-    Raises UserError for an option that is not known.
-    """
+    """How tokens are drawn: greedy, unless a task asks for samples. Raises UserError for an unknown option."""
     for name, value in settings.items():
         if name not in OPTIONS and value is not None and (name not in NO_CHANGE or value != NO_CHANGE[name]):
             raise UserError(f"gen_kwargs {name}={value}: is not known here, only {', '.join(sorted(OPTIONS))} are")

@@ -29,9 +29,8 @@ Progress = Callable[[int, int], None]
 
 
 class Measurement:
-    """How a row's texts are read, and what that costs: `batches` takes the time, `new_memory` counts what memories do.
-
-    local: tokens that are read at a time. batch_size: texts that are read together. done: tokens of the batches before.
+    """How a row's texts are read, and what that costs. local: tokens read at a time. batch_size: texts read together.
+    done: tokens of the batches before.
     """
 
     def __init__(self, model: LanguageModel, config: Config, progress: Progress | None = None):
@@ -77,10 +76,8 @@ class Measurement:
         self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
     ) -> dict[str, Any]:
         """What every record has: keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second,
-        peak_memory_bytes, memory (counters).
-
-        tokens: read in the time measured. length: tokens of a text that are read (None: `eval.length`). attended: the
-        first two entries (None: of a causal model with its memory).
+        peak_memory_bytes, memory (counters). tokens: read in that time. length: of a text (None: `eval.length`).
+        attended: the first two (None: of a causal model with its memory).
         """
         counters = with_rates(self._counters)
         length = self._config.eval.length if length is None else length
@@ -105,11 +102,7 @@ def alike(kinds: Sequence[Any], most: int) -> Iterator[list[int]]:
 
 
 def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory: Any) -> Tensor:
-    """The losses of the predictions of raw ids (B, L+1), (B, L). The last id is not read.
-
-    model: in evaluation mode. local: tokens that are read at a time. memory: empty, for the whole batch (None: nothing
-    is kept between chunks).
-    """
+    """Losses (B, L) of predictions of raw ids (B, L+1). memory: empty, for the batch; None: nothing is kept."""
     chunks = zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True)
     return torch.cat([token_losses(model(chunk, memory=memory), following) for chunk, following in chunks], 1)
 
@@ -157,9 +150,7 @@ class SegmentLosses:
         self._positions = np.zeros((-(-length // POSITION_BIN), 2))
 
     def add(self, first: int, losses: np.ndarray, counted: np.ndarray) -> None:
-        """first: place in the stream of the first token counted. losses: (L,), nats. counted: positions of those that
-        count.
-        """
+        """first: place in the stream of the first token counted. losses: (L,), nats. counted: positions that count."""
         self._segments.append([first, len(counted), float(losses[counted].sum())])
         bins, size = counted // POSITION_BIN, len(self._positions)
         self._positions[:, 0] += np.bincount(bins, minlength=size)

@@ -20,14 +20,11 @@ CELLS = 64  # most cells of a map either way
 
 
 class RetrievalStatistics:
-    """An observer of a memory (`landmark.memory.retrievals`) that counts the retrievals of one chunk of every segment.
+    """Counts the retrievals of one chunk of every segment: an observer of a memory (`landmark.memory.retrievals`).
 
-    position: first position of the chunk in the segment, landmarks included.
-
-    1. Each sample and layer gives one count: the blocks in the union of the sets that all queries (landmarks included)
-       and all heads retrieve.
-    2. Each distinct pair of key/value head and block is moved once for the chunk: the keys and values of its normal
-       tokens, 2·ℓ·d numbers. Landmark keys are never moved, because scoring needs them.
+    Each sample and layer gives one count: the union of the blocks that all queries (landmarks included) and heads
+    retrieve. Each pair of key/value head and block is moved once for the chunk, 2·ℓ·d numbers; landmark keys are never
+    moved. position: first position of the chunk in the segment, landmarks included.
     """
 
     def __init__(self, position: int):
@@ -82,13 +79,11 @@ def distinct(ages: Tensor, kept: int, kv_heads: int) -> tuple[Tensor, Tensor]:
 
 
 class RetrievalMap:
-    """An observer of a memory (`landmark.memory.retrievals`) that maps the retrievals of every head.
+    """Maps the retrievals of every head: an observer of a memory (`landmark.memory.retrievals`).
 
-    A cell is a block wide and high, or several blocks where a text has more than CELLS of them. Its value is the share
-    of a query's attention that goes to the cell's blocks by retrieval, a mean over its queries, landmarks left out.
-    With a fused kernel that share is not known: then the value counts how many of the blocks a query retrieves.
-
-    length: tokens of a text, whose second half repeats the first. local: tokens of a chunk. block_size: ℓ.
+    A cell is a block, or several where a text has more than CELLS. Its value is the share of a query's attention that
+    goes to its blocks by retrieval, a mean over queries without landmarks; with a fused kernel, how many of them are
+    retrieved. length: tokens of a text, whose second half repeats the first. local: tokens of a chunk. block_size: ℓ.
     """
 
     def __init__(self, length: int, local: int, block_size: int):
@@ -138,15 +133,12 @@ class RetrievalMap:
         return ages, shares * (ages > 0)
 
     def summary(self, texts: int) -> dict[str, Any] | None:
-        """The map of the head that finds the earlier occurrence best.
+        """The map of the head that finds the earlier occurrence best; None where nothing was retrieved. texts: read.
 
-        texts: number of texts read.
-
-        Returns layer and head, the one with the highest value for the block of the earlier occurrence (the first one
-        where all have 0); found, the share of its queries in the second copy, without those of the chunk in which that
-        begins, that retrieve this block (None: there are none); cell, in tokens; share_of, "attention" or "queries";
-        best, the map, for each cell of queries a list with the values of all cells of blocks. None where nothing was
-        retrieved.
+        Returns layer and head, the (first) one with the highest value for the block of the earlier occurrence; found,
+        the share of its queries in the second copy, without those of the chunk in which that begins, that retrieve this
+        block (None: there are none); cell, in tokens; share_of, "attention" or "queries"; best, for each cell of
+        queries a list with the values of all cells of blocks.
         """
         if not self._layers:
             return None

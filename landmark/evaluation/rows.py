@@ -31,12 +31,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity of one row. Every segment starts with an empty memory, and with the ids that begin a text, if any.
 
-    model: in evaluation mode. stream: the split to evaluate. progress: called with tokens read, and in all.
-
     Returns the entries of `SegmentLosses` and `Measurement`, bits_per_byte, word_perplexity, and with
-    `eval.task=unique_blocks` also retrieval (see `RetrievalStatistics.summary`).
-
-    Raises UserError if the settings do not fit the split or the model.
+    `eval.task=unique_blocks` also retrieval (see `RetrievalStatistics.summary`). model: in evaluation mode. Raises
+    UserError if the settings do not fit the split or the model.
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
@@ -68,14 +65,11 @@ def evaluate(
 def evaluate_copy(
     model: LanguageModel, stream: Stream, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The loss on stretches of text that come twice. Every segment starts with an empty memory, as in `evaluate`.
+    """The loss on stretches of text that come twice, each counted from its second token on; otherwise as `evaluate`.
 
     Returns prompts (segments); the entries of `loss_entries` of the second copies and those of `Measurement`;
-    first_copy, first_copy_se, second_copy, second_copy_se (nats a token, and standard errors over segments) and
-    first_segments. Both copies are counted from their second token on. Where a memory of landmarks retrieves, also
-    copy_map (see `RetrievalMap.summary`).
-
-    Raises UserError if the settings do not fit the split or the model.
+    first_copy, first_copy_se, second_copy, second_copy_se (nats a token, standard errors over segments) and
+    first_segments; where a memory of landmarks retrieves, copy_map (see `RetrievalMap.summary`).
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     tokens, starts = copies(settings, stream)
@@ -114,12 +108,9 @@ def evaluate_recall(
 ) -> dict[str, Any]:
     """The share of `eval.prompts` prompts of `eval.length` tokens that are answered within `eval.generated` tokens.
 
-    corpus: makes the prompts, and tells whether a text gives the answer. Other arguments as of `evaluate`.
-
     Returns accuracy, accuracy_low and accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
-    [[expected, generated]], tokens, and the entries of `Measurement`.
-
-    Raises UserError if the length is too short for a prompt.
+    [[expected, generated]], tokens, and the entries of `Measurement`. Raises UserError for a length too short for a
+    prompt.
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     assert settings.generated is not None
@@ -158,19 +149,13 @@ def evaluate_recall(
 
 
 def score_interval(scores: Sequence[float]) -> tuple[float, float]:
-    """Bounds of the 95 % interval of a mean of scores 0…1: Clopper–Pearson's, in which a prompt is one trial.
-
-    Where scores are parts of several answers it is wider than it need be.
-    """
+    """Bounds of the 95 % interval (Clopper–Pearson) of a mean of scores 0…1, a prompt as one trial, or wider."""
     total = round(sum(scores), 9)
     return clopper_pearson(math.floor(total), len(scores))[0], clopper_pearson(math.ceil(total), len(scores))[1]
 
 
 def evidence_blocks(evidence: Sequence[Sequence[tuple[int, int]]], block_size: int) -> Tensor:
-    """The blocks that state the answers of a batch of prompts, (B, n) numbers from 0, padded with −1.
-
-    evidence: of each prompt, tokens [first, stop) that state the answer. block_size: ℓ.
-    """
+    """Blocks that state the answers, (B, n) numbers, padded with −1. evidence: of each prompt, tokens [first, stop)."""
     blocks = [
         sorted({token // block_size for first, stop in ranges for token in range(first, stop)}) for ranges in evidence
     ]

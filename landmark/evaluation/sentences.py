@@ -45,10 +45,8 @@ def evaluate_sentences(
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """How often a block of the sentence is ranked among the first, for `eval.prompts` sentences.
-
-    streams: the split `eval.split`, and `validation`, where the heads are chosen. progress: called with sentences done,
-    and in all.
+    """How often a block of the sentence is ranked among the first, for `eval.prompts` sentences. streams: the split
+    `eval.split`, and `validation`, where the heads are chosen.
 
     Returns recall_at_1, recall_at_10 and recall_at_…_interval (Clopper–Pearson, 95 %; none for chance); prompts; ranks
     (of the first block that counts, from 1); blocks; heads [[layer, head]]; tokens, seconds, tokens_per_second,
@@ -133,10 +131,8 @@ class Scorer:
 
 
 def _best_heads(score: Scorer, asked: AskedBlocks) -> list[list[int]]:
-    """The heads whose summed scores rank the wanted blocks best.
-
-    1. Order the heads by the geometric mean of the ranks that each head alone gives to the wanted blocks.
-    2. For every n sum the scores of the first n heads. Choose the n with the lowest geometric mean of ranks.
+    """The first n heads whose summed scores rank the wanted blocks best, in geometric mean; ordered by the ranks that
+    each head alone gives them.
     """
     found = [score.by_head(query) for query in asked.queries]
 
@@ -157,10 +153,9 @@ def _rank(scores: Tensor, wanted: Sequence[int]) -> int:
 
 
 class AskedBlocks(NamedTuple):
-    """Documents in blocks of ℓ tokens, and queries for some of them.
-
-    ids: of each document, (blocks · ℓ,) int64, padded with end of text. texts: of all blocks; a character whose bytes
-    are in several blocks belongs to the last of them. wanted: for each query the numbers of the blocks that count.
+    """Documents in blocks of ℓ tokens, and queries for some of them. ids: of each document, (blocks · ℓ,) int64, padded
+    with end of text. texts: of all blocks; a character of several blocks belongs to the last. wanted: for each query,
+    by number.
     """
 
     ids: list[np.ndarray]
@@ -170,10 +165,7 @@ class AskedBlocks(NamedTuple):
 
 
 def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, int, str]]:
-    """`count` random sentences of 16 to 40 words that occur once in their text: the text's number, place, sentence.
-
-    Raises UserError for too few sentences.
-    """
+    """Random sentences of 16 to 40 words that occur once: text's number, place, words. Raises UserError for too few."""
     found = [
         (number, match.start(), match.group())
         for number, text in enumerate(texts)

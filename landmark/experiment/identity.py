@@ -34,10 +34,8 @@ _ALWAYS = ("max_blocks", "k", "granularity", "scorer")
 def run_settings(
     config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None, beginning: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream.
-
-    start: identity of the weights that the training starts from; None: they are drawn anew. beginning: ids that begin
-    each window (`Tokenizer.beginning`).
+    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream. start:
+    identity of the weights that it starts from; None: drawn anew. beginning: ids that begin each window.
     """
     model, train = asdict(config.model).items(), asdict(config.train).items()
     settings: dict[str, Any] = {
@@ -99,9 +97,8 @@ def _of_memory(config: Config) -> dict[str, Any]:
 
 
 def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
-    """Everything that decides a row's numbers: the run's identity, how it is read, the evaluated split.
-
-    Settings that do not matter for the kind of model are left out. config: `resolved` by `landmark.config.checks`.
+    """Everything that decides a row's numbers: the run's identity, how it is read, the evaluated split; without
+    settings that do not matter for the kind of model. config: `resolved` by `landmark.config.checks`.
     """
     kind = config.model.kind
     settings: dict[str, Any] = {

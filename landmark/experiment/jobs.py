@@ -130,11 +130,9 @@ def _options(data: DataConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
-
-    settings: all that decides its weights. id: their digest. folder: where its weights are, or will be. start: the run
-    whose weights it starts from, or, with `model.as_is`, whose weights it is. is_given: it is never trained here,
-    because `run` or `model.as_is` names its folder.
+    """One training. settings: all that decides its weights. id: their digest. folder: of its weights. start: the run
+    whose weights it starts from, or, with `model.as_is`, has. is_given: `run` or `model.as_is` names it, so it is never
+    trained.
     """
 
     config: Config
@@ -189,9 +187,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def job_of(row: Row, config: Config, inputs: Inputs, *, prepare: bool = True) -> Job:
-    """The job of a row and one of its configurations. Raises UserError where something that it reads cannot be used.
-
-    prepare: whether its corpus is prepared where it is not; else its identities, which are unknown, start with ?.
+    """The job of a row and one of its configurations. prepare: its corpus, where it is not; else unknown identities
+    start with ?. Raises UserError where something that it reads cannot be used.
     """
     if not prepare and inputs.prepared_corpus(config) is None:
         return Job(row.name, config, row.overrides, _unknown_run(config), {}, f"?{row.name}")
@@ -283,9 +280,8 @@ def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:
 
 
 def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
-    """The configuration with the tokenizer, data, model and sizes of the run that `run` names.
-
-    overrides: of the command line; what they set is kept. A task that reads one text needs no row of an experiment.
+    """The configuration with the tokenizer, data, model and sizes of the run that `run` names, but what `overrides`
+    set. A task that reads one text needs no row of an experiment.
     """
     if config.run is None or config.task == "train":
         return config

@@ -34,11 +34,7 @@ STATES = "done", "running", "stopped", "missing"
 
 @dataclass(frozen=True)
 class Launch:
-    """An experiment as a command line launches it.
-
-    overrides: those of the command line. tokenizer: its name, which may say more than its setting. rows: the jobs of
-    each row by its name, one per seed.
-    """
+    """An experiment as a command line launches it. tokenizer: its name. rows: jobs by a row's name, one per seed."""
 
     config: Config
     overrides: list[str]
@@ -83,9 +79,8 @@ def launch_id(config: Config, overrides: Sequence[str]) -> str:
 
 
 def launched(contents: Contents, output: Path, compose: Compose) -> list[list[str]]:
-    """The overrides of the experiments that made rows, each once, by experiment and time.
-
-    A row whose own overrides are no longer those that its experiment gives it belongs to none.
+    """The overrides of the experiments that made rows, each once, by experiment and time. A row whose own overrides are
+    no longer those that its experiment gives it belongs to none.
     """
     texts: dict[str, dict[str, str]] = {}
     found: dict[tuple[str, ...], list[str]] = {}
@@ -151,10 +146,7 @@ def unfinished(records: Records, contents: Contents) -> list[tuple[str, State]]:
 
 
 def describe(launch: Launch, states: Sequence[State], *, command: str | None = None, is_brief: bool = False) -> str:
-    """Counts, a line for each run and row, and the command that makes the rest (None: that of the launch).
-
-    is_brief: missing runs and rows share a line, those that are done have none.
-    """
+    """Counts, a line for each run and row, and the command for the rest. is_brief: only those running or stopped."""
     counts = Counter(each.state for each in states)
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     shown = [each for each in states if not is_brief or each.state not in ("done", "missing")]

@@ -26,10 +26,8 @@ MOST_HOURS = 24  # of a training on a CPU that nobody asked for
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a run to train or a row to evaluate.
-
-    is_done: whether it has a record. tokens: read, landmarks included; 0: unknown. flops: in all. parameters: with and
-    without embeddings. passes: of a layer, forward and perhaps back.
+    """Cost of a run to train or a row to evaluate. tokens: read, landmarks included; 0: unknown. flops: in all.
+    parameters: with and without embeddings. passes: of a layer, forward and perhaps back.
     """
 
     kind: str  # run or row

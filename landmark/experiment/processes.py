@@ -64,10 +64,8 @@ def for_team(config: Config, team: Team) -> Config:
 
 
 def train_together(train: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> Any:
-    """What `train(*arguments)` returns in the first of `count` processes, all of which call it.
-
-    Raises the UserError of a process that failed, or one that names it. A signal ends the others after a checkpoint,
-    and then has its usual effect here.
+    """What `train(*arguments)` returns in the first of `count` processes. Raises the UserError of one that failed, or
+    one that names it. A signal ends the others after a checkpoint, and then has its usual effect here.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -134,10 +132,8 @@ def _failure(error: "ChildFailedError", folder: Path) -> UserError:
 
 @contextmanager
 def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
-    """Whether this process has to work. Before it is told so, one that is not the first trains as the first tells it.
-
-    follow: called with what `tell` was called with in the first process. Raises UserError where one does not come, and
-    where the connection with one is lost.
+    """Whether this process has to work; one that is not the first first calls `follow` with all that the first gives
+    `tell`. Raises UserError where a process does not come, and where the connection with one is lost.
     """
     team = started_together()
     if team is None:

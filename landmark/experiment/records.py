@@ -58,10 +58,7 @@ class Records:
         return read_record(path, identity) if path.exists() else None
 
     def read_all(self) -> Contents:
-        """Everything in the folder. A record that cannot be read is left out and named in `damaged`.
-
-        Raises UserError where a folder of records cannot be read.
-        """
+        """Everything in the folder, damaged records by name. Raises UserError for a folder that cannot be read."""
         contents = Contents({}, {}, [])
         kinds: dict[Kind, dict[str, Record]] = {"runs": contents.runs, "rows": contents.rows}
         for kind, found in kinds.items():
@@ -82,10 +79,8 @@ class Records:
     def write(
         self, kind: Kind, identity: str, settings: Record, labels: Record, results: Record, weights: str | None = None
     ) -> Record:
-        """Write a record. Raises UserError where a result is not a finite number.
-
-        settings: all that decides the results; identity is their digest. labels: what people call it. weights: as
-        `Run.weights` of `landmark.experiment.jobs`.
+        """Write a record. settings: all that decides the results; identity is their digest. labels: what people call
+        it. weights: as `Run.weights`. Raises UserError where a result is not a finite number.
         """
         parts = {"settings": settings, "labels": labels, "results": results}
         try:
@@ -141,10 +136,7 @@ def read_record(path: Path, identity: str) -> Record:
 
 
 def sweep(records: Records, caches: Iterable[str | Path]) -> None:
-    """Delete what killed processes left: temporary files that nobody writes, and checkpoints of runs with a record.
-
-    caches: folders of prepared corpora.
-    """
+    """Delete what killed processes left: temporary files, also in `caches`, and checkpoints of recorded runs."""
     for place in _PLACES:
         for folder in records.output.glob(place) if place else (records.output,):
             delete_leftovers(folder.glob(TEMPORARY))

@@ -76,9 +76,8 @@ class Runner:
                 self._checked.add(run.id)
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """The jobs, and those that another process is at work on only where nothing else is left to do.
-
-        With a budget those whose run is trained come first: a training goes on in the next command, a row does not.
+        """The jobs, and those that another process is at work on last. With a budget those whose run is trained come
+        first: a training goes on in the next command, a row does not.
         """
         has_end = any(job.config.trainer.budget is not None for job in jobs)
         left = sorted(jobs, key=lambda job: has_end and not self.is_trained(job.run))
@@ -237,11 +236,7 @@ def train_here(
     deadline: float = math.inf,
     inputs: Inputs | None = None,
 ) -> dict[str, Any]:
-    """Train in this process.
-
-    run: identity of the run. start_from: as `Run.start_from`. settings: that decide the run's weights. deadline:
-    seconds of the epoch.
-    """
+    """Train in this process. run: its identity. settings: that decide the weights. deadline: seconds of the epoch."""
     import torch
 
     from landmark.models import build
@@ -327,10 +322,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
 
 
 def set_up_processor(config: Config) -> None:
-    """Set torch's threads to `trainer.threads`, and on a CPU let oneDNN multiply float32 matrices where it is as exact.
-
-    Processes that train together share the cores of their machine.
-    """
+    """Set torch's threads, shared by processes of one training, and oneDNN's float32 products where they are exact."""
     import torch
 
     if config.trainer.threads is not None:
@@ -343,9 +335,8 @@ def set_up_processor(config: Config) -> None:
 
 @functools.cache
 def _is_onednn_exact() -> bool:
-    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does.
-
-    Some processors then compute the same float32 products twice as fast. Others, with instructions for bfloat16, round.
+    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does. Without
+    instructions for bfloat16 it does not, and takes half of the time.
     """
     import torch
 

@@ -85,9 +85,8 @@ def phase_of(layout: Window, like: Tensor) -> Tensor:
 
 
 def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:
-    """Scores (B, H, T, blocks) of the landmarks, −∞ where a query does not see them, and each query's own block (B, T).
-
-    q: (B, H, T, d), k: (B, H, prefix + T, d), rotated. A first block without tokens is not seen.
+    """Scores (B, H, T, blocks) of the landmarks, −∞ where not seen, and each query's own block (B, T). q: (B, H, T, d),
+    k: (B, H, prefix + T, d), rotated. A first block without tokens is not seen.
     """
     length, block_size, phase = k.shape[2], layout.block_size, phase_of(layout, q)
     block = torch.arange(most_blocks(length, block_size), device=q.device)
@@ -140,10 +139,7 @@ def exact_for_each_head(q: Tensor, *others: Tensor) -> list[Tensor]:
 
 
 class GroupMemory(Memory):
-    """A memory whose blocks are found, and weigh, by their groups, for each query and head by itself.
-
-    bias: of a layer, (levels, H_kv). tied_layers: as of `Best`. The store drops no blocks.
-    """
+    """A memory whose blocks are found, and weigh, by their groups. bias: of a layer, (levels, H_kv). It drops none."""
 
     def __init__(self, *sizes, fan_out: int, bias: Callable[[int], Tensor], tied_layers: Collection[int], **settings):
         self.fan_out, self.bias, self.tied_layers = fan_out, bias, tied_layers
@@ -171,10 +167,7 @@ class GroupMemory(Memory):
             return self._done(question, out.to(q.dtype), blocks - best, weights.to(q.dtype))
 
     def _best_blocks(self, levels: Sequence[Tensor], blocks: int) -> Tensor:
-        """The numbers (B, H, T, q) of the stored blocks that are best through their groups, in order.
-
-        levels: as `adjusted` returns them, of stored blocks and those of the chunk.
-        """
+        """The numbers (B, H, T, q) of the best stored blocks. levels: of `adjusted`, stored blocks and the chunk's."""
         chosen = torch.zeros_like(levels[0][..., :0], dtype=torch.bool)
         for level in reversed(range(len(levels))):  # among nodes in the groups chosen, and those in no complete group
             count, inside = blocks // self.fan_out**level, chosen.repeat_interleave(self.fan_out, -1)

@@ -107,10 +107,7 @@ class MaskedTokens:
         return self._hide(batch, np.concatenate(drawn))
 
     def of_text(self, tokens: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Raw ids (B, L) with masks, and which are hidden, as a function of their places in a stream alone.
-
-        starts: (B,), place of each stretch.
-        """
+        """Raw ids (B, L) with masks, and which are hidden, by their places in a stream. starts: (B,), of rows."""
         hidden = self._drawn_below(np.stack([_of_places(start, tokens.shape[1]) for start in starts]), tokens)
         return tokens.masked_fill(hidden, self.mask), hidden
 
@@ -154,10 +151,9 @@ def landmark_attention_both_ways(
     alpha: float = 0.0,
     top_k: int | None = None,
 ) -> Tensor:
-    """Landmark attention to earlier and later blocks, (B, H, T, d); arguments as of `landmark_attention`.
-
-    A query attends to the tokens of its own block, and to other blocks, earlier or later, by the gates of their
-    landmarks. A last block whose landmark is not in the window has no gate: only its own tokens see it.
+    """Landmark attention to earlier and later blocks, (B, H, T, d); arguments as of `landmark_attention`. A query
+    attends to its own block, and to others by their landmarks' gates. A last block without its landmark is only for its
+    own tokens.
     """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     phase, scale = check_phase(phase, len(q), block_size), 1 / math.sqrt(q.shape[-1])

@@ -20,10 +20,7 @@ SETTINGS = ("train.local",)
 
 
 def losses(model: Decoder, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Summed loss in nats, and the number of targets, of each chunk of `batch.local` tokens, in order.
-
-    batch: with tokens without landmarks, and `top_k` blocks that a query retrieves.
-    """
+    """Summed loss in nats, and number of targets, of each chunk of `batch.local` tokens without landmarks."""
     assert batch.local is not None
     memory = cast("Memory", model.new_memory(k=batch.top_k))
     memory.has_gradient = True  # of the chunk's queries, keys and values; blocks carry none

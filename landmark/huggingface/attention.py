@@ -24,10 +24,8 @@ Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class LandmarkWindow:
-    """Landmark attention inside whole windows, for training: nothing is kept.
-
-    landmark_layers: numbers of the layers that use it. phase: (B,), tokens missing from the first block of each window;
-    with `cu_seqlens`, as of `landmark.attention.Packed`, (documents,).
+    """Landmark attention inside whole windows, in training. landmark_layers: numbers of the layers that use it. phase:
+    (B,), tokens missing from each first block; with `cu_seqlens`, as of `landmark.attention.Packed`, (documents,).
     """
 
     def __init__(
@@ -38,10 +36,7 @@ class LandmarkWindow:
         self.attended: set[int] = set()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """Attend inside the window: q (B, H, T, d) and k (B, H_kv, T, d), both rotated, v (B, H_kv, T, d).
-
-        Returns (B, H, T, d).
-        """
+        """Attend inside the window. q (B, H, T, d) and k (B, H_kv, T, d) are rotated. Returns (B, H, T, d)."""
         self.attended.add(layer)
         # Copied in the first layer alone.
         self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel(Grouped(), scoring))

@@ -155,11 +155,10 @@ def memory_frequencies(model: PreTrainedModel) -> Tensor:
 
 
 def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor) -> Tensor:
-    """Undo a model's rotation of queries or keys.
+    """Undo a model's rotation of queries or keys x (B, H, T, d), of whose first r channels i and i + r/2 form a pair.
 
-    x: (B, H, T, d), of whose first r channels i and i + r/2 form a pair; position_ids: (B or 1, T), None: all are 0,
-    and nothing is turned; inverse_frequencies: (r/2,), radians a position. Returns (B, H, T, d) with the elements of a
-    pair side by side, as in `landmark.memory`; channels that do not rotate stay where they are.
+    position_ids: (B or 1, T); None: all are 0. inverse_frequencies: (r/2,), radians a position. Returns (B, H, T, d)
+    with the elements of a pair side by side, as in `landmark.memory`; channels that do not rotate stay where they are.
     """
     turning = 2 * len(inverse_frequencies)
     rotated, unrotated = x.split([turning, x.shape[-1] - turning], -1)

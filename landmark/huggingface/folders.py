@@ -17,10 +17,7 @@ from landmark.utils.files import delete_leftovers, locked, read_json, sha256_fil
 
 
 def folder_of(name: str) -> Path:
-    """The folder `name`, that of a .gguf file, or that of the hub's model of this name, which is downloaded.
-
-    Raises UserError if there is none of these.
-    """
+    """The folder `name`, that of a .gguf file, or that of the hub's model, downloaded. Raises UserError for another."""
     if Path(name).is_dir():
         return Path(name)
     if name.endswith(".gguf") and Path(name).is_file():
@@ -41,8 +38,7 @@ def folder_of(name: str) -> Path:
 def converted(file: Path) -> Path:
     """The folder of a .gguf file's model, in the user's cache (`XDG_CACHE_HOME`); the first call writes it.
 
-    It has the tokenizer, and the weights as bfloat16 numbers where these are the same, else as float32 numbers. So a
-    quantised file gives the same results in both types, and the identities of rows that read it do not change. Raises
+    Weights are bfloat16 where that is exact, else float32: results and identities are the same in both types. Raises
     UserError where the package gguf is missing, and for a file that transformers cannot read.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "landmark" / "gguf"

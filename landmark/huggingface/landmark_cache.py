@@ -52,19 +52,14 @@ MARKS = 16  # most marks of a text
 class LandmarkCache(Cache):
     """Past keys and values of a text that a model reads with landmarks; a `landmark.memory.Memory` holds them.
 
-    To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
+    To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk, inside
+    `reading`, the model calls `attend` in each layer with full attention, which undoes the rotation where the memory
+    assigns positions itself; at the end the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
+    In a padded batch `divide` puts samples of the same lengths into `groups`, each with a cache of its own; `memory` is
+    then empty.
 
-    1. inside `reading`, the model calls `attend` in each layer with full attention;
-    2. `attend` attends through the memory. With landmarks it undoes the rotation before, because the memory assigns
-       positions itself; without, the model's own rotation stands;
-    3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
-
-    The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. In a
-    padded batch `divide` puts those of the same lengths into `groups`, each with a cache of its own; from then on
-    `memory` is empty.
-
-    ids: (B, n), the text read so far, without landmarks; empty where nothing is read, and in a padded batch.
-    marks: places at which `fork` can begin, the ends of whole chunks; None: none are made.
+    ids: (B, n), the text read so far, without landmarks; empty in a padded batch. marks: places at which `fork` can
+    begin, the ends of whole chunks; None: none are made.
     """
 
     def __init__(
@@ -140,12 +135,10 @@ class LandmarkCache(Cache):
 
     @contextmanager
     def reading(self, ids: Tensor, length: int, device: torch.device, known: bool = False) -> Iterator[Tensor]:
-        """Read a chunk of `length` tokens, landmarks included.
-
-        ids: (B, n), of the chunk, without landmarks. known: whether none of its logits is wanted, so that its tokens
-        may choose blocks together. Gives its position ids (1, length). Where the memory assigns positions itself and no
-        layer has a sliding window, all are 0: the rotation is the identity, and undoing it is exact. Raises UserError
-        if a layer did not attend with landmarks.
+        """Read a chunk of `length` tokens, landmarks included. ids: (B, n), without them. known: none of its logits is
+        wanted, so its tokens may choose blocks together. Gives its position ids (1, length), all 0 where the memory
+        assigns positions and no layer has a sliding window: undoing the rotation is exact. Raises UserError if a layer
+        did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
         if isinstance(self.memory, SummaryMemory):
@@ -190,10 +183,9 @@ class LandmarkCache(Cache):
         self._forget()
 
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
-        """Write everything to a new folder. A cache of the same model, on any tier, can `load` it.
-
-        others: further files of that folder, by name. Raises UserError, and leaves nothing behind, where the folder
-        exists, the disk is full, or the batch is padded.
+        """Write everything to a new folder, which a cache of the same model, on any tier, can `load`. others: further
+        files by name. Raises UserError, and leaves nothing, where the folder exists, the disk is full, or the batch is
+        padded.
         """
         if self.groups:
             raise UserError("a padded batch has a memory for each length: read the texts one by one to save them")
@@ -205,10 +197,8 @@ class LandmarkCache(Cache):
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
     def load(self, folder: Path | str) -> None:
-        """Replace the content by that of a saved cache; each layer's part goes where the layer computes.
-
-        Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the ids or the
-        windows of sliding layers are missing; then the content stays as it was.
+        """Replace the content by that of a saved cache. Raises UserError as `Memory.load` does, for a model with other
+        weights too, and where the ids or the windows of sliding layers are missing; then the content stays as it was.
         """
         loaded = copy.copy(self)
         loaded._chunk, loaded.memory = _Chunk(), copy.copy(self.memory)
@@ -314,10 +304,7 @@ class LandmarkCache(Cache):
         return list(found.values())
 
     def divide(self, kinds: list[tuple[int, bool]]) -> list[Group]:
-        """Put samples that read the same number of tokens next into one group, and return the groups.
-
-        kinds: for each sample how many tokens it reads, and whether they are `known`.
-        """
+        """Group samples that read as many tokens next. kinds: of each this number, and whether they are `known`."""
         if not self.groups:
             whole, columns = copy.copy(self), self.get_seq_length()
             self._chunk, self.memory = _Chunk(), copy.copy(self.memory)
@@ -346,10 +333,7 @@ class LandmarkCache(Cache):
 
     @contextmanager
     def reading_all(self, batch: int, columns: int) -> Iterator[None]:
-        """Read `columns` tokens more of each of `batch` texts, padding included, chunk by chunk.
-
-        After an error when a chunk was read, the memory can only be reset.
-        """
+        """Read `columns` tokens more, padding included. After an error in a chunk the memory can only be reset."""
         before = [len(text) for text in self.texts(batch)]
         try:
             yield
@@ -403,10 +387,7 @@ class LandmarkCache(Cache):
 
 
 def saved_windows(folder: Path) -> dict[str, Tensor]:
-    """The file beside a saved memory: its ids, IDS (B, n), and keys and values of layers with a sliding window.
-
-    Raises UserError where it is missing or damaged.
-    """
+    """A saved memory's ids, IDS (B, n), and windows of sliding layers. Raises UserError where it is damaged."""
     try:
         if IDS not in (tensors := load_file(folder / WINDOWS)):
             raise KeyError(IDS)
@@ -416,10 +397,9 @@ def saved_windows(folder: Path) -> dict[str, Tensor]:
 
 
 class Mark(NamedTuple):
-    """A place in a text: what a cache keeps there beside the blocks, by reference.
-
-    tokens: read so far, without landmarks; position: with them. layers: by number, blocks stored and
-    `LayerMemory.between`. windows: by number, the content of layers with a sliding window.
+    """A place in a text: what a cache keeps there beside the blocks, by reference. tokens: read so far, without
+    landmarks; position: with them. layers: by number, blocks stored and `LayerMemory.between`. windows: by number, of
+    sliding layers.
     """
 
     tokens: int

@@ -29,10 +29,8 @@ SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 
 @dataclass(frozen=True)
 class LandmarkSettings:
-    """How a model reads with landmarks, as its config.json has it.
-
-    token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
-    block_size: ℓ. local: tokens of a text read at a time.
+    """How a model reads with landmarks, as its config.json has it. token: the landmark's id; None: the text has none,
+    and blocks are found by a summary of their keys. block_size: ℓ. local: tokens of a text read at a time.
     """
 
     token: int | None
@@ -53,16 +51,14 @@ _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BE
 class LandmarkModel(_Base):
     """A causal language model of transformers that can read with landmarks.
 
-    - With a `LandmarkCache` as `past_key_values`, or in `generate`, the ids have no landmarks. The model reads `local`
-      of them at a time, inserts the landmarks, and returns logits of the text's own tokens.
-    - With `phase`, the ids are whole windows with landmarks, as in fine-tuning (`LandmarkCollator` makes them).
-    - With neither, it is the original model.
+    With a `LandmarkCache` as `past_key_values`, or in `generate`, the ids have no landmarks: the model inserts them,
+    and returns logits of the text's own tokens. With `phase`, the ids are whole windows with landmarks, as in
+    fine-tuning (`LandmarkCollator` makes them). With neither, it is the original model.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        """A model with new weights, or one that `from_pretrained` fills. config: has the settings of the landmarks.
-
-        Raises UserError for a configuration without them, or of a model that cannot have landmarks.
+        """New weights, or those that `from_pretrained` fills. Raises UserError for a config without settings of
+        landmarks, or of a model that cannot have them.
         """
         settings = saved_settings(config)
         super().__init__(config, *args, **kwargs)
@@ -109,17 +105,12 @@ class LandmarkModel(_Base):
     ) -> Any:
         """The original forward pass, or one with landmarks. Other arguments are those of the original model.
 
-        Args:
-            input_ids: (B, T); with a `LandmarkCache` required, and without landmarks.
-            attention_mask: (B, T) or (B, all tokens so far), 0 for padding. A `LandmarkCache` does not read padding;
-                windows may be padded on the right.
-            past_key_values: a `LandmarkCache` for a text that continues, or a cache of the original model.
-            labels: with `phase` together with `shift_labels`: the target before a landmark is the token after it.
-            phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`, the
-                bounds (documents + 1,) of documents that do not see each other in a packed row, (documents,).
-            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
-            known: with a `LandmarkCache`, whether the logits are not used, because the text goes on. Without landmarks
-                tokens then choose blocks together with their neighbours, as all tokens do whose logits are not kept.
+        input_ids: (B, T), with a `LandmarkCache` without landmarks. attention_mask: (B, T) or (B, all tokens so far), 0
+        for padding, which windows may have on the right. labels: with `phase` together with `shift_labels`, where the
+        target before a landmark is the token after it. phase: (B,), tokens missing from the first block of each window;
+        with `cu_seqlens`, the bounds (documents + 1,) of documents packed into a row, (documents,). local: tokens read
+        at a time with a `LandmarkCache` (None: as wrapped). known: no logits are used, because the text goes on; tokens
+        without landmarks then choose blocks together, as all do whose logits are not kept.
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
         """
@@ -203,10 +194,7 @@ class LandmarkModel(_Base):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Read more of each text of a batch, a padded batch without the padding.
-
-        Returns logits (B, T or logits_to_keep, vocabulary), 0 for padding.
-        """
+        """Read more of each text of a batch. Logits (B, T or logits_to_keep, vocabulary), 0 for padding."""
         batch, columns = ids.shape
         if not columns:
             raise UserError("input_ids: there is no text to read")
@@ -258,15 +246,12 @@ class LandmarkModel(_Base):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """transformers' `generate`, greedy, sampling or by beam search, with a landmark memory.
+        """transformers' `generate`, greedy, sampling or by beam search, with a landmark memory. Ids have no landmarks.
 
-        Ids that are given, streamed, counted and returned have no landmarks. `past_key_values` is a memory of the text
-        read before, which `inputs` (B, T) repeats (`memory.ids`); None: an empty one. With a cache of transformers the
-        original model generates. For beams or several answers a copy of the memory goes on, and the memory itself stays
-        as it was. `prefill_chunk_size` changes nothing.
-
+        `past_key_values`: a memory of the text read before, which `inputs` (B, T) repeats; None: an empty one. With a
+        cache of transformers the original model generates. For beams or several answers a copy of the memory goes on.
         Raises UserError for modes, caches and padding that a memory does not allow, and for inputs that do not repeat
-        the memory's text and go on.
+        its text and go on.
         """
         token = self.landmarks.token
         never = LogitsProcessorList([*(logits_processor or []), *([] if token is None else [_NoLandmark(token)])])

@@ -35,10 +35,8 @@ class _Kept:
 class PrefixCache:
     """Memories of the texts that were read last, within a number of bytes; the least recently used go first.
 
-    1. `using(ids)` finds the memory that shares the longest beginning with a text.
-    2. Where the text goes on behind all that it has read, that memory itself goes on. Else a copy begins at the last
-       mark before the difference (`LandmarkCache.mark_before`).
-    3. The caller reads what is new, and generates. Then the memory is kept for texts to come.
+    `using(ids)` finds the memory that shares the longest beginning with a text. Where the text goes on behind all that
+    it has read, that memory itself goes on; else a copy from the last mark before the difference (`mark_before`).
     """
 
     def __init__(self, model: Any, most_bytes: int = BYTES, **settings: Any):
@@ -54,10 +52,7 @@ class PrefixCache:
 
     @contextmanager
     def using(self, ids: Sequence[int], owner: str = "") -> Iterator[LandmarkCache]:
-        """A memory that has read a beginning of a text, at most all but the last id; at the end it is kept.
-
-        owner: only memories of the same owner are used.
-        """
+        """A memory of the same owner that has read a beginning of a text, at most all but the last id. It is kept."""
         wanted = torch.tensor(list(ids[:-1]), dtype=torch.int64)
         with self.lock:
             found = self._found(wanted, owner)

@@ -34,17 +34,10 @@ _DERIVED = "rotary_emb.inv_freq"  # stored by the versions of transformers of th
 def recover(
     base: str | Path, diff: str | Path, *, local: int = DEFAULT_CHUNK, check_sum: float | None = None, **memory: Any
 ) -> tuple[LandmarkModel, Any]:
-    """Add the released difference to LLaMA's weights.
-
-    Args:
-        base: folder of LLaMA in the format of transformers.
-        diff: folder of the difference.
-        local: tokens of a prompt read at a time.
-        check_sum: the sum of all weights must be this, within 0.01; `LLAMA_7B_SUM` for LLaMA 7B. None: any.
-        memory: settings of `MemorySettings`.
-
-    Returns the authors' model and its tokenizer. Raises UserError for a folder without weights, weights that do not
-    fit, a tokenizer without `<landmark>`, and another sum.
+    """The authors' model and its tokenizer: LLaMA's weights and the released difference. base, diff: their folders.
+    local: tokens read at a time. check_sum: of all weights, within 0.01; `LLAMA_7B_SUM` for LLaMA 7B; None: any.
+    memory: settings of `MemorySettings`. Raises UserError for a folder without weights, weights that do not fit, a
+    tokenizer without `<landmark>`, and another sum.
     """
     base, diff = Path(base), Path(diff)
     for folder in (base, diff):

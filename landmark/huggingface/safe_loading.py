@@ -20,9 +20,8 @@ _REMEDY = "name the folder of a model, or get it again"
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:
-    """A causal language model from *.safetensors. settings: of `from_pretrained`.
-
-    Raises UserError for a folder that holds none, is damaged, or names code or another folder.
+    """A causal language model from *.safetensors. settings: of `from_pretrained`. Raises UserError for a folder that
+    holds none, is damaged, or names code or another folder.
     """
     folder = Path(folder)
     if "gguf_file" not in settings:
@@ -55,10 +54,7 @@ def readable(folder: str | Path, what: str) -> Iterator[None]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UserError where a folder names code or weights that are not in it, or is not as this program wrote it.
-
-    Links of weights are allowed: the hub uses them.
-    """
+    """Raise UserError where a folder names code or weights outside of it (the hub's links may), or has changed."""
     if (folder / ADAPTER).exists():
         raise UserError(
             f"{folder} is an adapter, which names another model: load that model, and the adapter with peft"

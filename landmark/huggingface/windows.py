@@ -31,9 +31,8 @@ class LandmarkCollator:
     """
 
     def __init__(self, model: Any, length: int | None = None, packed: bool = False):
-        """length: most tokens of a window, landmarks included; None: documents are not cut.
-
-        Raises UserError for a model without landmarks, and for a length out of range.
+        """length: most tokens of a window, landmarks included; None: documents are not cut. Raises UserError for a
+        model without landmarks, and for a length out of range.
         """
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not hasattr(bare, "landmarks"):
@@ -101,10 +100,8 @@ _COLUMNS = "input_ids", "labels", "shift_labels"
 
 
 def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The places of landmarks in windows, (B, length), bool.
-
-    phase: (B,), tokens missing from the first block; with `cu_seqlens`, the bounds of documents packed into one row
-    (documents + 1,), it is (documents,).
+    """The places of landmarks in windows, (B, length), bool. phase: (B,), tokens missing from the first block; with
+    `cu_seqlens`, the bounds of documents packed into one row (documents + 1,), it is (documents,).
     """
     place = torch.arange(length, device=phase.device)
     if cu_seqlens is None:
@@ -119,10 +116,9 @@ def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor 
 def check_windows(
     tokens: Tensor | None, phase: Tensor, token: int, block_size: int, mask: Tensor | None, **given: Any
 ) -> None:
-    """Raise UserError for arguments of a model that windows with landmarks do not allow.
-
-    tokens: ids (B, T), whose landmarks (`token`) must stand where the phase says, or embeddings (B, T, D). mask: of
-    attention (B, T); padding must be on the right, where no other token sees it. given: the model's other arguments.
+    """Raise UserError for arguments that windows with landmarks do not allow. tokens: ids (B, T), whose landmarks
+    (`token`) must stand where the phase says, or embeddings (B, T, D). mask: of attention (B, T), with padding on the
+    right only.
     """
     if tokens is None:
         raise UserError("phase: give the windows too, as input_ids")

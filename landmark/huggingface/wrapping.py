@@ -53,21 +53,14 @@ def wrap(
     local: int | None = None,
     landmarks: str = "token",
 ) -> LandmarkModel:
-    """Make a decoder of transformers a `LandmarkModel` too, in place.
+    """Make a decoder of transformers, quantised or not, a `LandmarkModel` too, in place, and return it.
 
-    Args:
-        model: the decoder, quantised or not. In place of flash attention's package it gets PyTorch's attention.
-        tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained. Without
-            landmarks it stays as it is.
-        block_size: ℓ, tokens a block. None: 63, without landmarks 32.
-        memory: settings of `MemorySettings`, as {"k": 4, "max_blocks": 1000}. Those that it does not name have their
-            defaults, without landmarks those of `TRAINING_FREE`.
-        local: tokens of a prompt read at a time. None: 250, without landmarks, where that changes no result, 2048.
-        landmarks: "token": a landmark stands after each block, which the model must first learn to use. "none": there
-            are none, and the model reads at once, without training: blocks are found by a summary of their keys.
-
-    Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
-    already.
+    tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others. landmarks: "token", one stands
+    after each block, which the model must first learn to use; "none", blocks are found training-free by a summary of
+    their keys. block_size: ℓ (None: 63, without landmarks 32). memory: settings of `MemorySettings`, as {"k": 4};
+    others have their defaults, without landmarks those of `TRAINING_FREE`. local: tokens of a prompt read at a time
+    (None: 250, without landmarks 2048). Raises UserError for a model or settings that do not fit, and for a tokenizer
+    with the token.
     """
     check_model(model)
     if memory is not None and not isinstance(memory, Mapping):
@@ -106,9 +99,8 @@ def without_landmarks(
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer: one that was saved with landmarks, or any other, which then reads without them.
-
-    folder: the folder, a .gguf file, or a name on the hub. settings: of `from_pretrained`. Raises UserError if there is
+    """A model and its tokenizer: one that was saved with landmarks, or any other, which then reads without them.
+    folder: may be a .gguf file, or a name on the hub. settings: of `from_pretrained`. Raises UserError if there is
     none.
     """
     path = folder_of(str(folder))
@@ -119,10 +111,7 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
-    """Make a model a `LandmarkModel` too, in place; its vocabulary has the landmark already.
-
-    Raises UserError for a model or settings that do not fit.
-    """
+    """Make a model whose vocabulary has the landmark a `LandmarkModel`, in place. Raises UserError if it cannot be."""
     check_model(model)
     check_settings(model, settings)
     rebound = _own_forward(model)
@@ -148,10 +137,7 @@ def _own_config(model: PreTrainedModel) -> None:
 
 
 def unwrap(model: LandmarkModel) -> PreTrainedModel:
-    """Take the landmarks off a model, in place: it is again of its class in transformers.
-
-    Its embedding keeps the row of `<landmark>`. Returns the same model. Raises UserError for one without landmarks.
-    """
+    """Take the landmarks off, in place; the embedding keeps `<landmark>`. Raises UserError for a model without them."""
     if not isinstance(model, LandmarkModel):
         raise UserError(f"{type(model).__name__} has no landmarks to take off")
     plain = cast(Any, model)
@@ -178,10 +164,7 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
 
 
 def _own_forward(model: PreTrainedModel) -> bool:
-    """Whether the instance has accelerate's hook as its own `forward`, around that of its class.
-
-    Raises UserError for any other `forward` of its own: landmarks would never be used.
-    """
+    """Whether `forward` is accelerate's hook around that of the class. Raises UserError for any other of its own."""
     if "forward" not in vars(model):
         return False
     old = vars(model).get("_old_forward")
@@ -206,11 +189,7 @@ def place_embedding(model: PreTrainedModel, token: int) -> None:
 
 
 def _tell_hooks(model: PreTrainedModel, before: list[int]) -> None:
-    """Tell accelerate's hooks that the embeddings have moved. before: where in memory they were.
-
-    The hooks know shared weights by their place, and would give the embedding to a layer whose weights, read from disk,
-    come to lie where the embedding was.
-    """
+    """Tell accelerate's hooks, which know shared weights by their place, that embeddings moved. before: that place."""
     moved = dict(zip(before, [weight.data_ptr() for weight in embedding_weights(model)], strict=True))
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)

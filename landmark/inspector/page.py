@@ -36,9 +36,7 @@ def inspect_text(
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Read `prompt_file` and `prompt`, and write `inspect/NAME.html` below `output`. Returns a line that describes it.
-
-    progress: called with the number of tokens read and of all tokens. Raises UserError if the text cannot be read or
-    traced.
+    Raises UserError if the text cannot be read or traced.
     """
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     tokens = np.concatenate([np.array(tokenizer.beginning, dtype=tokens.dtype), tokens])
@@ -74,10 +72,8 @@ def _settings(model: LanguageModel, config: Config, run: str, tokens: np.ndarray
 
 
 def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, Any]) -> str:
-    """The page. settings: facts about the model and the reading that it prints, by name.
-
-    Its arrays are little-endian uint16, each as low bytes and then high bytes (which compress better apart), deflated
-    together: blocks, weights, cmt_weights (if there is a context miss token) and losses, with the shapes of `Trace`.
+    """The page. settings: facts that it prints, by name. Its arrays are little-endian uint16, low bytes before high
+    bytes, deflated together: blocks, weights, cmt_weights (if any) and losses, with the shapes of `Trace`.
     """
     arrays = {"blocks": trace.blocks, "weights": _quantized(trace.weights, UNIT)}
     if trace.cmt_weights is not None:

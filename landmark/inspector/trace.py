@@ -24,12 +24,11 @@ MAX_RETRIEVALS = 1 << 24  # of a page: blocks, counted for each token and head
 class Trace:
     """The retrievals of L layers with H heads for a text of N tokens (T with landmarks), at most k blocks each.
 
-    tokens: (N,) ids. width: W, positions of a block: ℓ+1, or ℓ in a text without landmarks. chunks: position in the
-    stream (tokens and landmarks) where each chunk begins. visible: for each chunk the first position before it that its
-    tokens see without retrieval. blocks:
-    (L, H, k, T) uint16, numbers of blocks, oldest first, NO_BLOCK where there is none. weights: (L, H, k, T) float32,
-    the share of the query's attention that each block gets. cmt_weights: (L, H, T) float32, the weight of the context
-    miss token, if the model has one. losses: (N − 1,) float32, nats of each token but the first.
+    tokens: (N,) ids. width: positions of a block, ℓ+1, or ℓ without landmarks. chunks: position (landmarks included)
+    where each begins. visible: for each the first position before it that is seen without retrieval. blocks: (L, H, k,
+    T) uint16, oldest first, NO_BLOCK for none. weights: (L, H, k, T) float32, shares of the query's attention.
+    cmt_weights: (L, H, T) float32, None without a context miss token. losses: (N − 1,) float32, nats of each token but
+    the first.
     """
 
     tokens: np.ndarray
@@ -52,11 +51,9 @@ def trace_retrieval(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Trace:
-    """Read a text with a new memory.
-
-    tokens: (N,) raw ids. local: tokens of a chunk; without landmarks, where chunks change nothing, those of a block.
-    progress: called with the number of tokens read and of all tokens. settings: further ones of `Memory`. Raises
-    UserError for a model without blocks, and for a text too short to retrieve anything or too long for a page.
+    """Read a text (N,) with a new memory. local: tokens of a chunk; without landmarks those of a block. settings:
+    further ones of `Memory`. Raises UserError for a model without blocks, and for a text too short or too long for a
+    page.
     """
     block_size = _check_model(model, k)
     recorder = _Recorder()

@@ -87,10 +87,7 @@ def _titled(panel: Panel) -> Any:
 
 
 def series_looks(models: Mapping[str, str]) -> dict[str, Look]:
-    """A colour and a shape for each series: for the first of a model the model's colour, for the rest others.
-
-    models: of each series, in the order in which they are named.
-    """
+    """A colour and a shape for each series, whose model `models` names: for the first of a model the model's colour."""
     absent = [colour for model, colour in COLOURS.items() if model not in models.values()]
     free = cycle([*(colour for colour in PALETTE if colour not in COLOURS.values()), *absent, *BEYOND_PALETTE])
     looks: dict[str, Look] = {}
@@ -147,10 +144,7 @@ def length_axis(lengths: Sequence[int]) -> Options:
 
 
 def frame(values: Mapping[str, Sequence[float]], highest: float) -> tuple[Options, str]:
-    """The scale of an axis without the values above `highest`, and a note that names their series.
-
-    values: of each series, with the ends of its error bars. Both are empty where all values fit.
-    """
+    """An axis without values above `highest`, and a note that names their series; both empty if there are none."""
     above = [name for name, each in values.items() if any(value > highest for value in each)]
     inside = [value for each in values.values() for value in each if value <= highest]
     if not above or not inside:
@@ -178,9 +172,8 @@ def curves(
 ) -> Panel:
     """Curves over an axis of numbers. Points above the domain of y's scale are left out, and the curve has a gap.
 
-    points: as `point` makes them, those of a curve in order; a "label" is written beside its point. joined: series
-    whose points a line joins (None: all). step: a value holds until the next point, and points are not marked. legend:
-    its title. below: charts as `reference` makes them.
+    points: of `point`, in order; a "label" is written beside one. joined: series with a line (None: all). step: a value
+    holds until the next point, and points are not marked. legend: its title. below: charts of `reference`.
     """
     top = y.get("scale", {}).get("domain", [math.inf])[-1]
     absent = dict.fromkeys(("y", "low", "high"))
@@ -212,10 +205,7 @@ def beside_names(
     apart: bool = False,
     below: Sequence[alt.Chart] = (),
 ) -> Panel:
-    """Dots with error bars, as `dot` makes them, a line for each name from top to bottom.
-
-    apart: whether the series of a line stand below each other. below: charts as `reference` makes them.
-    """
+    """Dots with error bars, as `dot` makes them, a line for each name. apart: its series stand below each other."""
     key = _legend(looks, orient="top")
     lane = alt.Y("name:N", title=None, sort=None, scale=alt.Scale(domain=list(names)))
     base = alt.Chart().encode(_axis(alt.X, "x", x), lane, _by_series(alt.Stroke, looks, "colour", key))
@@ -240,10 +230,7 @@ def named_level(name: str, value: float) -> list[alt.Chart]:
 
 
 def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], float | None]) -> Panel:
-    """A grid of numbers, coloured; dark is high.
-
-    axes: titles of the vertical and of the horizontal axis. cells: a name on each axis to a number, where it is known.
-    """
+    """A grid of numbers; dark is high. axes: titles of both, the vertical first. cells: names on both to a number."""
     up, across = (_ordered(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
     known = [value for value in cells.values() if value is not None]
     middle = (min(known) + max(known)) / 2 if known else 0.0
@@ -281,11 +268,9 @@ def square_map(
     marked: int,
     note: str = "",
 ) -> Panel:
-    """A map of a text over itself. Cells of 0 are left blank.
-
-    values: for each cell across the values upwards. cell: side of a cell in tokens. length: tokens of the text. titles:
-    of the horizontal axis, the vertical axis and the values. highest: the value with the darkest colour. marked: a
-    position with dashed lines across and up.
+    """A map of a text over itself. Cells of 0 are left blank. values: for each cell across the values upwards. cell,
+    length: tokens of a side, and of the text. titles: across, up, values. highest: darkest. marked: a position with
+    dashed lines.
     """
     across, up, measured = titles
     made = [

@@ -17,10 +17,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """The values that a row is made of.
-
-    records: one per seed. printed: the paper's row with these settings, or nothing. against: the row with which this
-    one is compared. difference: from that row, paired on the same text; None where the texts differ.
+    """What a row is made of. records: one per seed. printed: the paper's row with these settings, or nothing.
+    difference: from the row `against`, paired on the same text; None where the texts differ.
     """
 
     name: str
@@ -128,11 +126,9 @@ def provenance_of(record: Record) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Column:
-    """How the value of a column is made from a row's records (`reduce`), and how it is shown.
-
-    title: shown where a row has a value; without one the column is in the CSV only. meaning: for the page's tooltip,
-    with the unit. cell: the format of the value, or makes the text from the value and the row. group: columns of a
-    lower group stand before it in the text.
+    """How the value of a column is made from records (`reduce`), and shown. title: without one it is in the CSV only.
+    meaning: for a tooltip, with the unit. cell: a format, or makes the text. group: columns of a lower one stand before
+    it.
     """
 
     reduce: Reducer
@@ -206,10 +202,7 @@ def _percent(value: float, _: "TableRow") -> str:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: a perplexity, a probe, the accuracy of answers to prompts, or the ranks of texts that were looked for.
-
-    Comments are for columns that the text does not show, or not by themselves.
-    """
+    """One row: a perplexity, a probe, accuracy, or ranks of texts. Comments are for columns that are not shown."""
 
     name: str = column(lambda row: row.name, "row", "name of the row in the experiment's file")
     model: str = column(setting("model"), "model", "kind of model")

@@ -236,9 +236,8 @@ def _pairs(title: str, value: str, rows: Mapping[str, TableRow], x: Options) -> 
 
 
 def mapped(table: Table) -> list[TableRow]:
-    """The row whose map is shown, and a row of the same length that retrieves the most recent blocks, if there is one.
-
-    Rows with such a neighbour come first, then those with the longest text, then the best one.
+    """The row whose map is shown, and one of its length that retrieves the most recent blocks, if any. Rows with such a
+    neighbour come first, then those with the longest text, then the best one.
     """
     known = [row for row in table.rows if _map(table, row)]
     recent = {row.length: row for row in reversed(known) if row.scorer == "recent"}

@@ -37,10 +37,7 @@ def read_paper(name: str) -> list[dict[str, str]]:
 
 
 def published(record: dict[str, Any], paper: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The paper's row with a record's settings, or nothing: of what is ours alone, as a second look, it has none.
-
-    Raises UserError where two of the paper's rows have the record's settings.
-    """
+    """The paper's row with a record's settings, or nothing. Raises UserError where two of its rows have them."""
     settings = record["labels"] | record["settings"]
     ours_alone = ("window", "mapping", "probe", "rerank", "recent")
     if settings.get("scorer", "landmark") != "landmark" or any(settings.get(key) is not None for key in ours_alone):

@@ -27,10 +27,7 @@ def is_written(table: Table, folder: Path, launch: str = "") -> bool:
 
 
 def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
-    """Write the CSV, the Markdown and the picture of a table below `folder`. Returns their paths by kind.
-
-    launch: its identity, in the names of further files, which no launch with other settings replaces.
-    """
+    """Write a table as CSV, Markdown and picture. Returns their paths by kind. launch: in names of further files."""
     from landmark.results import figures
 
     made = {"csv": as_csv(table), "md": as_markdown(table), "png": figures.draw(table)}
@@ -41,10 +38,7 @@ def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
 
 
 def as_text(table: Table, width: int | None = None) -> str:
-    """Aligned columns, the header and what all rows share above, notes and comparisons below.
-
-    width: of the terminal, in characters: columns that do not fit are left to the CSV, and named.
-    """
+    """Aligned columns, what all rows share above, notes below. width: in characters; wider columns are named."""
     shown, shared = columns(table), {}
     if len(table.rows) > 1:
         same = [key for key in _SETTINGS if key in shown and len({row.cell(key) for row in table.rows}) == 1]

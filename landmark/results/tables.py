@@ -90,17 +90,10 @@ def build(
     asked: Sequence[str] = (),
     panels: Mapping[str, PanelConfig] | None = None,
 ) -> Table:
-    """The table of an experiment.
-
-    Args:
-        name: of the experiment.
-        rows: name of each row to its records, one per seed.
-        paper: as `read_paper` returns them.
-        comparisons: title to the names of two rows; left out where one of them has no records.
-        figure: one of `FIGURES`. A row is compared with the first that measures the same, with "lines" at its length.
-        cells, asked, panels: as in `Table`.
-
-    Raises UserError where there are no rows, or where two of the paper's rows have the settings of one row.
+    """The table of an experiment. paper: as `read_paper` returns it. comparisons: title to the names of two rows, which
+    count where both have records. figure: one of `FIGURES`; a row is compared with the first that measures the same,
+    with "lines" at its length. Raises UserError where there are no rows, or where two of the paper's rows have a row's
+    settings.
     """
     if not rows:
         raise UserError(f"{name}: there are no rows to show")
@@ -142,10 +135,8 @@ def of_experiment(
 
 
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:
-    """A sentence on the difference a - b of two rows, of which a is expected to be the better.
-
-    difference: of their losses; None where they measure different things, or read different texts. seeds: of which the
-    difference is the mean.
+    """A sentence on the difference a - b of two rows' losses, of which a is expected to be the better; None: not
+    paired. Of several seeds it is the mean.
     """
     if difference is None:
         return f"{title}: {a} and {b} were not measured on the same text, and cannot be paired."

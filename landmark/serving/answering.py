@@ -34,11 +34,9 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is made.
-
-    most: tokens of the answer. temperature, top_p, top_k (0: all), min_p, repetition_penalty: as in transformers, but 0
-    is a temperature too. stop: texts that end the answer, and are not part of it. probable: most probable tokens that
-    are given with each token of the answer; None: no probabilities are.
+    """How an answer is made. most: tokens. temperature, top_p, top_k (0: all), min_p, repetition_penalty: as in
+    transformers, but 0 is a temperature too. stop: texts that end the answer, and are no part of it. probable: most
+    probable tokens given with each token of the answer; None: no probabilities.
     """
 
     most: int
@@ -72,10 +70,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of an answer with its log-probability in nats, before sampling changes it, and the most probable ones.
-
-    start: where its text begins in the answer, in characters.
-    """
+    """A token with its log-probability in nats, before sampling, and the most probable. start: in the answer's text."""
 
     text: str
     logprob: float
@@ -85,10 +80,8 @@ class Token:
 
 @dataclass
 class Answer:
-    """An answer while it is made. tokens: ids so far. text: without `reasoning`.
-
-    opened: whether the prompt has begun the reasoning; None: nothing is taken out. finish: "stop" or "length" at the
-    end, None before.
+    """An answer while it is made. tokens: ids so far. opened: whether the prompt has begun the reasoning; None: it
+    stays in the text. finish: "stop" or "length"; None before the end.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -110,9 +103,7 @@ class Piece:
 
 
 class Answering:
-    """Reads prompts and samples answers. One step, a chunk of a prompt or a token, is computed at a time, and between
-    steps other requests take their turn. most_bytes: of memories that are kept for later requests.
-    """
+    """Reads prompts and samples answers. After each step, a chunk of a prompt or a token, others take their turn."""
 
     def __init__(self, model: Any, tokenizer: Any, most_bytes: int = BYTES):
         self.model, self.tokenizer, self.chats = model.eval(), tokenizer, Chats(tokenizer)
@@ -121,10 +112,7 @@ class Answering:
         self._ends = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
 
     def ids(self, text: str | list[int], begins: bool = True) -> list[int]:
-        """Ids of a text as the tokenizer gives them, or these ids. begins: nothing was read before.
-
-        Raises UserError for an empty one, and for ids that the model does not read.
-        """
+        """Ids of a text, or these ids. begins: nothing was read before. Raises UserError for none or unknown ids."""
         landmark = self.model.landmarks.token
         ids = self.tokenizer(text, add_special_tokens=begins)["input_ids"] if isinstance(text, str) else text
         if isinstance(text, str) and landmark in ids:
@@ -140,9 +128,8 @@ class Answering:
     def read(
         self, ids: Sequence[int], cache: Any, gone: threading.Event | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Read more of a text, and return the logits of the next token, (vocabulary,), on the CPU in float32.
-
-        The landmark is ruled out. progress: gets the tokens read, and all. Raises Gone where the client has left.
+        """Read more of a text; the logits of the next token, (vocabulary,), float32 on the CPU, the landmark ruled out.
+        progress: gets the tokens read, and all. Raises Gone where the client has left.
         """
         settings, start = self.model.landmarks, 0
         step, before = settings.local, cache.get_seq_length()
@@ -183,10 +170,9 @@ class Answering:
         gone: threading.Event,
         first: int = 0,
     ) -> Iterator[Piece]:
-        """Read the rest of a prompt, and give its answers piece by piece, one answer after the other.
-
-        cache: has read a beginning of the prompt; it reads the rest, and the last answer but its last token. answers:
-        are filled. first: index of the first one. Raises Gone where the client has left, which `gone` says.
+        """Read the rest of a prompt, and give its answers piece by piece, one after the other. cache: has read a
+        beginning; it reads all but the last answer's last token. answers: are filled. first: index of the first. Raises
+        Gone.
         """
         prompt = self.read(ids[cache.get_seq_length() :], cache, gone)
         for number, answer in enumerate(answers):

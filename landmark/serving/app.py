@@ -29,11 +29,9 @@ OPEN = "/health", "/docs", "/openapi.json"  # for everybody
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
-    """The application. name: of the model, for clients.
-
-    A client sends `Authorization: Bearer KEY`. A text that begins as one that the same key sent before is read from
-    there on. Beside OpenAI's fields a request may have `document`, the id that POST /v1/documents gave: the model reads
-    the prompt (or the messages) after the document, which stays as it is.
+    """The application. name: of the model, for clients, which send `Authorization: Bearer KEY`. A text that begins as
+    one that the same key sent before is read from there on. A request may have `document`, the id that POST
+    /v1/documents gave: the prompt is read after it.
     """
     answering, memories = Answering(model, tokenizer, settings.reuse), Memories(settings, model)
     described = {"id": name, "object": "model", "created": 0, "owned_by": "landmark"}
@@ -86,11 +84,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         counts: list[tuple[int, int]],
         gone: threading.Event,
     ) -> Generator[Piece]:
-        """Pieces of the answers.
-
-        document: ids of each prompt that are the document's. counts: gets the tokens of each prompt, and those of them
-        that were read before.
-        """
+        """Pieces of the answers. document: its ids in each prompt. counts: gets each prompt's tokens, all and known."""
         most = min(asked.most or settings.tokens, settings.tokens)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         drawing = asked.top_p, max(0, asked.top_k), asked.min_p, asked.repetition_penalty

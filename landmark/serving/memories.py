@@ -38,11 +38,9 @@ LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where a server keeps memories, who may ask it, and how much.
-
-    keys: a client must send one of them; what belongs to one key, another does not see. The numbers are the most: bytes
-    of a request, documents of a key, bytes of all documents on disk, tokens of an answer, requests that are
-    answered at once, and bytes of memories kept for later requests. Raises UserError for values out of range.
+    """Where a server keeps memories, who may ask it, and the most bytes of a request, documents of a key, bytes of all
+    documents, tokens of an answer, requests at once, and bytes of memories kept. keys: a client sends one, and sees
+    nothing of another. Raises UserError for values out of range.
     """
 
     folder: Path
@@ -78,10 +76,7 @@ class Memories:
     """The documents of all keys below a folder."""
 
     def __init__(self, settings: ServerSettings, model: Any):
-        """settings: of the server. model: a model with landmarks, which has read them.
-
-        Raises UserError where another server has the folder, or it cannot be written to.
-        """
+        """model: with landmarks. Raises UserError where another server has the folder, or it cannot be written to."""
         self._settings, self._model = settings, model
         self._lock = _locked(settings.folder)
         self._writing = threading.Lock()
@@ -139,10 +134,7 @@ class Memories:
             raise Full(f"{used:,} bytes of documents: there is no room for {more:,} more; delete some")
 
     def save(self, key: str, name: str, cache: LandmarkCache) -> None:
-        """Replace a document, or add it. cache: has read it.
-
-        Raises Full or Failed, and leaves what was there before, where that does not work.
-        """
+        """Replace a document, or add it. cache: has read it. Raises Full or Failed, and changes nothing then."""
         folder = self._folder(key, name)
         with self._writing, _one_line(f"document {name}"):
             others = sum(1 for each in self._sizes if each.parent == folder.parent)

@@ -16,10 +16,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Response:
-    """The response to a request while its answers are made, whole or as server-sent events.
-
-    answers, counts: are filled while `pieces` are read, counts with the tokens of each prompt, and those of them that
-    were read before. head: what it has besides. with_logprobs: whether the tokens' probabilities are given.
+    """The response to a request, whole or as server-sent events. answers, counts: are filled while `pieces` are read,
+    counts with the tokens of each prompt, all and known. head: what it has besides. with_logprobs: whether
+    probabilities are given.
     """
 
     pieces: Iterator[Piece]
@@ -43,10 +42,7 @@ class Response:
         return {**self.head, "object": name, "choices": choices, "usage": self.usage()}
 
     def events(self, with_usage: bool) -> Generator[str]:
-        """The events of streamed answers; an error becomes an event too.
-
-        with_usage: whether a last event, without text, has the numbers of tokens; all others then have none, null.
-        """
+        """The events of streamed answers, errors too. with_usage: the last event has counts, the others null."""
         name = "chat.completion.chunk" if self.is_chat else "text_completion"
         head = {**self.head, "object": name, **({"usage": None} if with_usage else {})}
         try:

@@ -29,10 +29,8 @@ def tensorboard(config: Config, folder: Path) -> list[Logger]:
 
 
 class WholeHistory(WandbLogger):
-    """Logs a training to its W&B run, with each point once, also after a kill or a stop.
-
-    The lines of metrics.csv, which has each step once, are logged first: offline in place of earlier attempts' files,
-    online W&B ignores steps that it has.
+    """Logs a training to its W&B run, with each point once, also after a kill or a stop: metrics.csv's lines come
+    first. Offline they replace earlier attempts' files; online W&B ignores steps that it has.
     """
 
     def __init__(self, run: "TolerantRun", folder: Path | None) -> None:
@@ -54,10 +52,7 @@ class WholeHistory(WandbLogger):
 
 
 def discard_attempts(output: Path, identity: str) -> bool:
-    """Delete what earlier attempts at a run have left offline.
-
-    Returns False, and deletes nothing, where W&B's server has points of the run: those would come twice.
-    """
+    """Delete what earlier attempts at a run left offline; False, and nothing, where W&B's server has points of it."""
     folders = list((output / "wandb").glob(f"offline-run-*-{identity}"))
     is_online = any((output / "wandb").glob(f"run-*-{identity}"))
     if is_online or any(file for folder in folders for file in folder.glob("*.synced")):

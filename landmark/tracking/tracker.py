@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 
 class Tracker:
-    """Logs each training, row and table as a W&B run of its own, with the artifacts that it used and made.
-
-    Nothing is logged without `logger=wandb`, or with WANDB_MODE=disabled. A failure of W&B is a warning, no error.
+    """Logs each training, row and table as a W&B run of its own, with the artifacts that it used and made, where
+    `logger` and WANDB_MODE let it. A failure of W&B is a warning, no error.
     """
 
     @property
@@ -39,10 +38,7 @@ class Tracker:
     def training(
         self, config: Config, run_id: str, corpus: "Corpus | SyntheticCorpus", folder: Path
     ) -> "Iterator[list[Logger]]":
-        """Lightning loggers of a training, which continue its W&B run; none on all processes but the first.
-
-        run_id: W&B's id too. corpus: recorded as an input. folder: that of the model, recorded as an output.
-        """
+        """Lightning loggers of a training, in the first process. run_id: W&B's id too. corpus, folder: as artifacts."""
         if os.environ.get("RANK", "0") != "0":
             yield []
             return
@@ -91,11 +87,7 @@ class Tracker:
         files: Sequence[Path],
         records: Sequence[Path],
     ) -> None:
-        """Log a rendered table.
-
-        identity: W&B's id. files: that the table was written to; the first gives its name. records: of the rows,
-        recorded as inputs.
-        """
+        """Log a rendered table. identity: W&B's id. files: of it; the first gives its name. records: of its rows."""
         if mode(config.logger) == "disabled":
             return
         import wandb

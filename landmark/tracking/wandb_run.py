@@ -53,10 +53,8 @@ def has_key() -> bool:
 
 @contextmanager
 def open_run(config: Config, identity: str, *, job_type: str, name: str | None = None) -> "Iterator[TolerantRun]":
-    """A W&B run, resumed if it exists, and offline if W&B cannot be reached; closed as failed after an exception.
-
-    config: logged with the run; gives group, project and folder. identity: W&B's id of the run; a sweep's agent has
-    chosen one already, and this one is ignored. job_type: train, evaluate or table. name: shown in W&B.
+    """A W&B run, resumed if it exists, offline if W&B cannot be reached; closed as failed after an exception. identity:
+    W&B's id, unless a sweep's agent has chosen one. job_type: train, evaluate or table.
     """
     settings = {"group": config.name, "job_type": job_type, "name": name}
     if not is_sweep_agent():

@@ -37,10 +37,8 @@ INTERRUPTED = b"\nCtrl-C: finishing the step, then a checkpoint is written; pres
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Saves so that a kill at any time leaves whole files, and loads only tensors and primitives.
-
-    The hash is computed while the file is written, compared with what is read back, and stands beside the file before
-    that gets its name.
+    """Saves so that a kill leaves whole files, and loads only tensors and primitives. A hash is computed while a file
+    is written, compared with what is read back, and stands beside it before it gets its name.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -84,9 +82,8 @@ class _Hashed:
 class Interruption:
     """Handles the signals with which a cluster ends a job, and Ctrl-C, during a training; a context.
 
-    After a signal the current step is finished and a checkpoint written. Then the handler that was there before is
-    called, such as a launcher's, which requeues the job; without one the training ends with `Stopped`. A deadline ends
-    it in the same way, with `OutOfTime`, and a second Ctrl-C at once.
+    After a signal the step is finished and a checkpoint written. Then the handler from before is called, such as a
+    launcher's, which requeues the job; without one the training ends with `Stopped`, or `OutOfTime` at the deadline.
     """
 
     def __init__(self, every: int, deadline: float = math.inf) -> None:

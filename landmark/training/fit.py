@@ -47,12 +47,10 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all, save its weights in `run_dir`, and return measurements.
 
-    It goes on from the newest whole checkpoint; on a CPU with the same threads the result is the same bit for bit. The
-    checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
-
-    loggers: they get what metrics.csv gets. identity: the settings that decide the weights. deadline: seconds of the
-    epoch. Raises UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a
-    loss or a weight is not finite; after a checkpoint Stopped for a signal, OutOfTime at the deadline.
+    It goes on from the newest whole checkpoint, on a CPU with the same threads bit for bit. Checkpoints stay until
+    `discard_checkpoints`. identity: the settings that decide the weights. deadline: seconds of the epoch. Raises
+    UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a loss or a
+    weight is not finite; after a checkpoint Stopped for a signal, OutOfTime at the deadline.
     """
     settings = config.train
     folder = run_dir / "checkpoints"

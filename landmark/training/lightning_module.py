@@ -35,9 +35,8 @@ def ends_step(trainer: Trainer, batch_idx: int) -> bool:
 class LanguageModelTraining(LightningModule):
     """Trains `model` on effective batches, which are cut into micro-batches, and by Transformer-XL into windows.
 
-    The loss is the mean over the targets of the whole batch on all devices, however the batch is cut. With one window a
-    batch Lightning optimises after `accumulate_grad_batches` micro-batches. With several (Transformer-XL) a training
-    step is a whole batch, and backward is called on each window before the next is read, which holds one in memory.
+    The loss is the mean over the targets of the whole batch on all devices. With one window Lightning optimises after
+    `accumulate_grad_batches`; with several a step is a batch, with backward on each window before the next is read.
     """
 
     def __init__(
@@ -60,10 +59,7 @@ class LanguageModelTraining(LightningModule):
         return make_optimizer(self.model, self.train_settings)
 
     def training_step(self, batch: WindowBatch, batch_idx: int) -> dict[str, Tensor]:
-        """The `loss` of a micro-batch, whose gradient Lightning takes; of a whole batch with several windows none.
-
-        STEP_LOSS: this device's share of the step's loss so far × devices, in nats per target.
-        """
+        """The `loss` of a micro-batch; with several windows none. STEP_LOSS: this device's share × devices, nats."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._scale = self._devices_over_targets(batch)
             self._step_loss = torch.zeros((), device=self.device)

@@ -21,11 +21,7 @@ from landmark.utils.hardware import peak_memory_bytes
 
 
 class MeasurementCallback(Callback):
-    """Measures and validates at fixed steps, and logs a row for each. Checkpoints contain its state.
-
-    After resuming, Lightning's own loop would skip the validation at the step of the checkpoint. Losses stay on the
-    device until they are logged.
-    """
+    """Measures and validates at fixed steps; after resuming too, as Lightning's own validation would not."""
 
     def __init__(
         self,

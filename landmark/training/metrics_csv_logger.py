@@ -19,10 +19,7 @@ COLUMNS = (
 
 
 class MetricsCsvLogger(Logger):
-    """Appends lines to metrics.csv, with blanks for metrics that were not measured.
-
-    Lines after `resumed_step`, that of the checkpoint, are dropped; Lightning's own CSV logger deletes the file.
-    """
+    """Appends lines to metrics.csv, blank where not measured, and drops those after `resumed_step`."""
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         super().__init__()

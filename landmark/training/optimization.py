@@ -21,9 +21,8 @@ MUON_A, MUON_B, MUON_C = 3.4445, -4.7750, 2.0315  # of the quintic a·x + b·x³
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two AdamW groups: with weight decay the matrices of linear layers; without it embeddings, head and norms.
-
-    The head is a linear layer that shares its weight with an embedding, or is outside every `nn.ModuleList`.
+    """Two AdamW groups: with weight decay the matrices of linear layers; without it embeddings, norms and the head,
+    which shares its weight with an embedding, or is outside every `nn.ModuleList`.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     decayed: dict[int, torch.Tensor] = {}
@@ -39,9 +38,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def learning_rate(step: int, train: "TrainConfig") -> float:
-    """Learning rate of step 0 … steps−1: a cosine from `start_lr` up to `max_lr`, then one down to `final_lr`.
-
-    The peak is at step `warmup`·steps − 1, which may be a fraction. Values equal those of PyTorch's OneCycleLR.
+    """Learning rate of step 0 … steps−1: a cosine from `start_lr` up to `max_lr` at step `warmup`·steps − 1, which may
+    be a fraction, then one down to `final_lr`, as PyTorch's OneCycleLR.
     """
     peak = train.warmup * train.steps - 1
     last = train.steps - 1
@@ -130,10 +128,8 @@ def _together(weights: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """About U·Vᵀ of matrices U·S·Vᵀ (…, m, n): five Newton–Schulz steps leave singular values of about 0.7 to 1.2.
-
-    Coefficients and their number are Jordan's, as in `torch.optim.Muon`. dtype: of the steps and the result; None:
-    bfloat16 on a GPU, float32 on a CPU.
+    """About U·Vᵀ of matrices U·S·Vᵀ (…, m, n): five Newton–Schulz steps (Jordan's) leave singular values of about 0.7
+    to 1.2. dtype: None: bfloat16 on a GPU, float32 on a CPU.
     """
     x = matrix.to(dtype or (torch.bfloat16 if matrix.is_cuda else torch.float32))
     if is_tall := matrix.shape[-2] > matrix.shape[-1]:

@@ -16,10 +16,8 @@ OPEN, CLOSE = "<think>", "</think>"  # around the reasoning of an answer, where 
 
 
 class Chats:
-    """Turns texts and messages into ids, as the tokenizer and its template for chats do.
-
-    The names of special tokens are tokens where the template writes them, and ordinary text in a message or a document.
-    Without a template a message becomes a line of its role and its content.
+    """Turns texts and messages into ids, as the tokenizer and its template for chats do. Names of special tokens are
+    tokens only where the template writes them. Without a template a message becomes a line of its role and its content.
     """
 
     def __init__(self, tokenizer: Any):
@@ -37,10 +35,8 @@ class Chats:
         return [*self.beginning, *ids] if begins else ids
 
     def ids(self, messages: Messages, begins: bool = True, **settings: Any) -> list[int]:
-        """Ids of messages up to the beginning of the answer.
-
-        begins: nothing was read before; else the ids that begin a text are left out. settings: of the template, as
-        `enable_thinking`. Raises UserError for messages that the template refuses.
+        """Ids of messages up to the beginning of the answer. begins: nothing was read before. settings: of the
+        template, as `enable_thinking`. Raises UserError for messages that the template refuses.
         """
         stand_ins: dict[str, str] = {}
 
@@ -77,10 +73,8 @@ class Chats:
         return self.reasons and self.tokenizer.decode(ids[-8:]).rstrip().endswith(OPEN)
 
     def parts(self, text: str, opened: bool, whole: bool = True) -> tuple[str, str]:
-        """The reasoning in an answer, and what follows it.
-
-        opened: whether the prompt has begun the reasoning. whole: whether the answer has ended; before, what may be a
-        part of a mark is left out, so that both only grow.
+        """The reasoning in an answer, and what follows it. opened: the prompt has begun it. whole: the answer has
+        ended; before, what may be a part of a mark is left out.
         """
         begun = text.lstrip()
         if not self.reasons or (not opened and not begun.startswith(OPEN)):

@@ -18,10 +18,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def aligned(titles: Iterable[str], rows: Sequence[Sequence[str]], words: int, form: str) -> str:
-    """A table of texts: the first columns are `words`, aligned to the left, the rest numbers.
-
-    form: of tabulate, "simple" for a terminal or "pipe" for Markdown.
-    """
+    """A table of texts; after the first `words` columns they are numbers. form: of tabulate, "simple" or "pipe"."""
     import pandas as pd
     import tabulate
 

@@ -28,11 +28,8 @@ from landmark.utils.trust import check_module
 
 
 def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
-    """Load an attribute of an extension's module.
-
-    package: that has the module, where its name has no dot. key: setting that gives `name`, for the message. Raises
-    UserError if there is no such module or attribute, and for one outside that nobody has named who may
-    (`landmark.utils.trust`).
+    """Load an attribute of an extension's module, in `package` if its name has no dot. key: setting that gives `name`.
+    Raises UserError if there is none, and for one outside that nobody has named who may (`landmark.utils.trust`).
     """
     found = getattr(import_module(find_extension(package, name, attribute, key)), attribute, None)
     if found is None:

@@ -38,10 +38,7 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[io.BufferedRandom]:
-    """A file to write and read that takes the place of `path` at the end, or leaves it where there is an error.
-
-    It lies beside it until then, is flushed to the disk, and is renamed.
-    """
+    """A file to write and read, flushed and renamed to `path` at the end; after an error `path` stays as it was."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = _temporary(path)
@@ -92,10 +89,9 @@ def write_json(path: str | Path, value: Any) -> None:
 def open_written(
     path: str | Path, remedy: str = REMEDY, *, size: int | None = None, sha256: str | None = None, named: str = ""
 ) -> BinaryIO:
-    """Open a file that this program wrote, to read bytes from its beginning.
-
-    sha256: computed once a process, until the file's size or time changes. named: what says the hash, for the message.
-    Raises UserError where it is missing, cannot be read, is a folder, a pipe or a device, or is not as it was written.
+    """Open a file that this program wrote. sha256: computed again if the size or time changes. named: what says the
+    hash. Raises UserError where it is missing, cannot be read, is a folder, a pipe or a device, or is not as it was
+    written.
     """
     path = Path(path)
     try:
@@ -139,10 +135,8 @@ def _kind(mode: int) -> str:
 
 
 def read_json(path: str | Path, keys: Keys | None = None, remedy: str = REMEDY) -> Any:
-    """Read JSON that this program wrote. keys: as for `check_keys`; None: it may be any value.
-
-    Raises UserError as `open_written`; where it is cut short, not JSON, or has a number that is not finite; and, naming
-    the key, where one is missing or has a value of another type.
+    """Read JSON that this program wrote. keys: as for `check_keys`; None: any value. Raises UserError as
+    `open_written`, where it is not whole, finite JSON, and, naming the key, where one is missing or has another type.
     """
     with open_written(path, remedy) as file:
         content = file.read(MOST_JSON + 1)
@@ -183,10 +177,7 @@ def _finite(text: str) -> float:
 
 
 def check_keys(value: Any, keys: Keys, where: str, remedy: str = REMEDY) -> None:
-    """Raise UserError where a value of JSON is no object that has these keys with values of these types.
-
-    where: file, and key in it, for the message.
-    """
+    """Raise UserError where JSON is no object with values of these types. where: file and key, for the message."""
     if not isinstance(value, dict):
         raise UserError(f"{where} is {_shown(value)}, not an object with {', '.join(keys) or 'keys'}: {remedy}")
     for key, kind in keys.items():
@@ -215,10 +206,7 @@ def write_hashes(folder: Path, files: Iterable[str], name: str = HASHES) -> None
 
 
 def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, remedy: str = RETRAIN) -> dict[str, str]:
-    """The hashes of a folder's files, all of which are as they were saved. needed: files that must have a hash.
-
-    Raises UserError where the file of hashes, or a file, is missing or altered.
-    """
+    """The hashes of a folder's files, `needed` among them. Raises UserError where one is missing or altered."""
     folder = Path(folder)
     with open_written(folder / name, remedy) as file:
         lines = file.read(MOST_JSON).decode(errors="replace").splitlines()

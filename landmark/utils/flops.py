@@ -26,10 +26,8 @@ PEAK_BF16_FLOPS = {
 
 
 def keys_per_query(length: int, window: int | None = None, cache: int | None = None) -> float:
-    """Mean number of keys that a query attends to, causally, in a training window of `length` tokens.
-
-    With `window` and `cache`, a recurrent model reads the input window by window, and each query also attends to up to
-    `cache` keys before its window.
+    """Mean number of keys that a query attends to, causally, in a window of `length` tokens; those of a recurrent model
+    that reads `window` tokens at a time, with up to `cache` keys before.
     """
     if window is None:
         return (length + 1) / 2
@@ -46,10 +44,8 @@ def training_keys(
     local: int | None = None,
     k: Sequence[int] | None = None,
 ) -> float:
-    """Mean number of keys that a query attends to in training.
-
-    shape: block size ℓ of a landmark model; window and cache of a recurrent model. local: tokens that a landmark model
-    reads at a time, with a memory, of which it retrieves `k` blocks.
+    """Mean number of keys that a query attends to in training. shape: block size ℓ; window and cache of a recurrent
+    model. local: tokens that a landmark model reads at a time, with a memory, of which it retrieves `k` blocks.
     """
     block_size, window, cache = shape
     if local is not None and k is not None and block_size is not None:
@@ -58,11 +54,7 @@ def training_keys(
 
 
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:
-    """Training FLOPs a token: 6 per parameter, 12·layers·width per key attended (PaLM, appendix B).
-
-    parameters: weights of matrix products; with tied embeddings all, because the table is also the head. keys: mean of
-    those attended, `keys_per_query`.
-    """
+    """Training FLOPs a token: 6 per parameter (also of tied embeddings), 12·layers·width per key (PaLM, app. B)."""
     return 6.0 * parameters + 12.0 * num_layers * width * keys
 
 

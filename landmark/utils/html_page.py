@@ -10,10 +10,8 @@ from typing import Any
 
 
 def self_contained_page(template: str, style: str, scripts: Sequence[str], content: Any, **texts: str) -> str:
-    """Fill an HTML template: its marks {{policy}}, {{style}}, {{content}}, {{scripts}}, and those of `texts`.
-
-    content: values for the scripts, as JSON in an element with the id `content`. texts: shown as text, never as HTML.
-    Raises ValueError for a script that holds its own end tag, and for a number that is not finite.
+    """Fill an HTML template. content: for the scripts, as JSON. texts: shown as text, never as HTML. Raises ValueError
+    for a script that holds its own end tag, and for a number that is not finite.
     """
     if any("</script" in script.lower() for script in scripts):
         raise ValueError("a script holds </script: it would end there")

@@ -9,11 +9,7 @@ from landmark.utils.errors import UserError
 
 
 def new_landmark(tokenizer: Any) -> int:
-    """The id that a tokenizer will give to the token `<landmark>`, which it does not have.
-
-    Raises UserError where it would be the id of another token: a tokenizer counts its tokens to find the next id, which
-    goes wrong where an id is left out.
-    """
+    """The id that a tokenizer will give to `<landmark>`. Raises UserError where another token has it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     counted = len(tokenizer) if backend is None else backend.get_vocab_size(with_added_tokens=False)
     token = max([counted, *(each + 1 for each in tokenizer.added_tokens_decoder if each >= counted)])

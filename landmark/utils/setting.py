@@ -19,10 +19,8 @@ _LARGEST = 2**63 - 1  # of a whole number, which torch and NumPy keep in 64 bits
 
 
 def setting(default: Any = MISSING, **said: Any) -> Any:
-    """A field whose metadata says what is known of a setting; the default None allows None, whatever else is said.
-
-    said: `choices`; `least`, `above`, `most` and `below`, bounds of a number, or of all numbers of a list; and what
-    other readers of the field look for.
+    """A field whose metadata says what is known of a setting; the default None allows None. said: `choices`; bounds
+    `least`, `above`, `most`, `below` of a number, or of a list's; and what other readers look for.
     """
     return field(default=default, metadata=said)
 

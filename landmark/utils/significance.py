@@ -26,10 +26,7 @@ def mean_and_error(segments: Segments) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference a − b of two mean losses on the same text.
-
-    nats: per token. error: standard error in nats. stretches: parts of the text that were compared.
-    """
+    """Difference a − b of two mean losses on `stretches` of the same text, nats a token, and its standard error."""
 
     nats: float
     error: float
@@ -37,10 +34,7 @@ class Difference:
 
 
 def paired_difference(a: Segments, b: Segments) -> Difference | None:
-    """Compare two rows on the same text, cut wherever segments of both end together, each stretch a difference.
-
-    None if the rows did not count the same tokens, or share fewer than two stretches.
-    """
+    """Compare two rows on stretches at whose ends segments of both end; None: other tokens, or fewer than two."""
     if _runs(a) != _runs(b):
         return None
     edges = sorted(_edges(a) & _edges(b))

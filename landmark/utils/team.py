@@ -35,10 +35,7 @@ def started_together() -> Team | None:
 
 
 def first_says(ask: Callable[[], T], group: Any = None) -> T:
-    """What the first process answers, in all that have joined each other, which must all call this.
-
-    So they need not agree on what a shared file system shows. Processes that have not joined answer for themselves.
-    """
+    """What the first process answers, in all that have joined, which must all call this; others ask themselves."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

@@ -20,10 +20,8 @@ _by_others = False  # whether words of records are composed
 
 
 def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | None] = ()) -> None:
-    """Let modules be imported: called with those that the command line, or a caller in Python, names.
-
-    names: whole names; those of this package's own modules have no dot. outside: folders of results and folders that
-    are read. Raises UserError for a module that would lie in one of them.
+    """Let modules be imported: whole names of the command line or a caller in Python; our own have no dot. outside:
+    folders that are read, or of results. Raises UserError for a module that would lie in one of them.
     """
     folders = [Path(folder).resolve() for folder in outside if folder is not None]
     for name in (name for name in names if name is not None and "." in name):

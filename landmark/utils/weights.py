@@ -21,13 +21,9 @@ _known: Any = WeakTensorKeyDictionary()  # contents of tensors that were hashed,
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Hex SHA-256 of all that decides a model's keys and values: its weights, wherever they are kept.
-
-    - The weights of adapters (PEFT) count where they are in use.
-    - Those of the output embedding do not count.
-    - A weight is hashed again only after it has changed.
-
-    Raises UserError for a weight whose content cannot be found.
+    """Hex SHA-256 of all that decides a model's keys and values: its weights and used adapters, but the output
+    embedding. A weight is hashed again only after it has changed. Raises UserError for a weight whose content cannot be
+    found.
     """
     digest = hashlib.sha256()
     ignored = tuple(_ignored(model))
@@ -42,10 +38,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def weights_state(model: nn.Module) -> int:
-    """A number that changes where weights are changed in place, or other adapters are used; compared in one process.
-
-    It reads no weights, so that it costs a moment. Changes by way of `.data` are not noticed.
-    """
+    """A number of this process that changes where weights change in place (not by `.data`), or adapters."""
     versions = [weight.dtype for weight in model.parameters() if weight.is_inference()]
     versions += [(weight.dtype, weight._version) for weight in model.parameters() if not weight.is_inference()]
     adapters = [

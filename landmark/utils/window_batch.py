@@ -16,19 +16,15 @@ def most_blocks(length: int, block_size: int) -> int:
 
 @dataclass
 class WindowBatch:
-    """Windows of tokens with their targets.
+    """Windows of tokens (B, T) int64, landmarks included, with their targets (B, T) int64, NO_LOSS where there is no
+    loss.
 
-    Args:
-        tokens: (B, T) int64, landmarks included.
-        targets: (B, T) int64, the token to predict at each position; NO_LOSS where no loss is taken.
-        phase: (B,) int64, tokens missing from the first block of each window. None without landmarks.
-        weights: (B, T) float32, weight of the loss of each target, mean one. None: all one.
-        controlled: (B, layers, blocks) bool, landmarks that the context miss token controls. None without that token.
-        positions: (B, T) int64. None: 0…T−1.
-        top_k: earlier blocks that a query of a landmark model attends to. None: all.
-        local: tokens that a landmark model reads at a time, with a memory of the window's earlier blocks, of which a
-            query retrieves `top_k`; the tokens are then without landmarks. None: the window is read at once.
-        batch_targets: targets of the device's whole batch, of which these windows are a part. None: they are all of it.
+    phase: (B,) int64, tokens missing from the first blocks. None without landmarks. weights: (B, T) float32, of the
+    targets' loss, mean one. None: all one. controlled: (B, layers, blocks) bool, landmarks that the context miss token
+    controls. positions: (B, T) int64. None: 0…T−1. top_k: earlier blocks that a query attends to. None: all. local:
+    tokens, without landmarks, read at a time with a memory, of which a query retrieves `top_k`. None: the window is
+    read at once. batch_targets: of the device's whole batch, of which these windows are a part. None: they are all of
+    it.
     """
 
     tokens: Tensor

@@ -33,18 +33,12 @@ TASKS: dict[str, Task] = {
 
 
 class Ruler(SyntheticData):
-    """Prompts of one task.
-
-    The size of the text is the largest, up to one part in 64, for which prompt and answer fit; a prompt that is too
-    long even so gets a smaller text.
-    """
+    """Prompts of one task. The text is the largest, up to one part in 64, for which prompt and answer fit."""
 
     name = "ruler"
 
     def __init__(self, task: str, generated: int, essays: Essays, made: Task | None = None):
-        """task: one of `TASKS`. generated: tokens that are left for the answer. essays: the text of haystacks, and the
-        words of lists. made: makes the samples (None: the published task).
-        """
+        """task: one of `TASKS`. generated: tokens left for the answer. essays: for texts. made: other samples."""
         self.task, self.generated, self.essays = made or TASKS[task], generated, essays
         self.prompt_settings: dict[str, Any] = {"task": task, "version": RULER_VERSION}
         self.sample_settings = self.prompt_settings
@@ -108,10 +102,7 @@ def largest_size(measure: Callable[[int], int], room: int, least: int) -> int:
 
 
 def evidence_ranges(sample: Sample, ends: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """For each part of a sample's text that states an answer, its tokens [first, stop).
-
-    ends: the byte of the text at which each token ends, (n,), as `Tokenizer.encode_with_ends` gives it.
-    """
+    """For each part that states an answer, its tokens [first, stop). ends: (n,), the byte at which each token ends."""
     found = []
     for part in sample.evidence:
         start = len(sample.text[: sample.text.index(part)].encode())

@@ -37,10 +37,8 @@ _STATED = re.compile(r"(?<= for)( \S+ is: [0-9a-f-]+)")
 
 
 class RulerSamples(SyntheticData):
-    """Windows of all tasks of which a text fits into the window.
-
-    answer_weight: weight of the loss of answers; keys and values where a needle states them have none, other text has
-    1.
+    """Windows of all tasks of which a text fits. answer_weight: of the loss of answers; keys and values where a needle
+    states them have none, other text has 1.
     """
 
     name = "ruler"
@@ -95,10 +93,9 @@ class RulerSamples(SyntheticData):
     def _needles(
         self, draw: random.Random, ruler: Ruler, task: Needles, size: int, keys: int, first: int
     ) -> tuple[list[Piece], list[list[Piece]]]:
-        """A text with needles up to its first answer; then each key in a sentence that gives its values.
-
-        size: of the haystack; of one of needles, how many they are. keys: number of keys, in other haystacks. first:
-        word of the essay to begin with.
+        """A text with needles up to its first answer; then each key in a sentence that gives its values. size: of the
+        haystack; of one of needles, how many they are. keys: number of keys, in other haystacks. first: word of the
+        essay to begin with.
         """
         among_needles = task.haystack == "needles"
         task = replace(task, keys=size if among_needles else keys)

@@ -56,10 +56,7 @@ _ZETA_2 = math.pi**2 / 6
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, and what the answer must contain.
-
-    evidence: parts of the text that state the answers, as they stand there; none where no single part does.
-    """
+    """A text, and what the answer must contain. evidence: the parts that state the answers, where single parts do."""
 
     text: str
     answers: tuple[str, ...]
@@ -75,10 +72,8 @@ class Task:
         return 1
 
     def make(self, rng: random.Random, size: int, length: int, material: Material) -> Sample:
-        """A sample, in which everything random is drawn from `rng`.
-
-        size: of the text, in units of the task: sentences, lines or words. length: tokens of the prompt and its answer
-        together.
+        """A sample, of which `rng` draws everything random. size: of the text, in the task's sentences, lines or words.
+        length: tokens of the prompt and its answer together.
         """
         raise NotImplementedError
 
@@ -89,10 +84,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Needles(Task):
-    """A kind of needle and haystack. The size is sentences of the haystack; of an essay words.
-
-    keys: number of keys. values: of each key. queries: keys asked for. words: whether keys are words (adjective-noun),
-    else UUIDs. numbers: whether values are numbers of 7 digits, else UUIDs.
+    """A kind of needle and haystack. The size is sentences of the haystack; of an essay words. values: of each key.
+    queries: keys asked for. words: keys are words (adjective-noun), else UUIDs. numbers: values have 7 digits, else
+    UUIDs.
     """
 
     haystack: Literal["noise", "essay", "needles"]
@@ -201,11 +195,9 @@ def _sentences(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Variables(Task):
-    """Variable tracking (`vt`): a chain of assignments is hidden in noise, all variables of one value are asked for.
-
-        VAR KWQZA = 12345 … VAR PLOIR = VAR KWQZA … VAR ZZTQM = VAR PLOIR
-
-    worked: whether an example comes first, with names of three letters. The size is lines of noise.
+    """Variable tracking (`vt`): a chain VAR KWQZA = 12345 … VAR PLOIR = VAR KWQZA … is hidden in noise, and all
+    variables of one value are asked for. worked: an example comes first, with names of three letters. The size is lines
+    of noise.
     """
 
     worked: bool = True
@@ -244,9 +236,8 @@ def chain_sample(rng: random.Random, lines: int, letters: int) -> Sample:
 
 
 class CommonWords(Task):
-    """The most common words of a list (`cwe`): ten come 30 times, others 3 times; below 4096 tokens 6 times and once.
-
-    A worked example comes first: 40 words, 10 times and 3 times, or 20 words, 3 times and once.
+    """The most common words of a list (`cwe`): ten come 30 times, others 3 times; below 4096 tokens 6 times and once. A
+    worked example comes first: 40 words, 10 times and 3 times, or 20 words, 3 times and once.
     """
 
     @property
@@ -266,10 +257,7 @@ class CommonWords(Task):
 
 
 class FrequentWords(Task):
-    """The most frequent words of a text (`fwe`), made of random letters: that of rank r in proportion to 1/r².
-
-    The first is dots.
-    """
+    """The most frequent words of a text (`fwe`), of random letters, rank r in proportion to 1/r²; the first is dots."""
 
     @property
     def least(self) -> int:
@@ -291,10 +279,7 @@ class FrequentWords(Task):
 
 
 def word_list(rng: random.Random, count: int, repeats: tuple[int, int], names: Sequence[str]) -> tuple[str, list[str]]:
-    """A numbered, shuffled list of `count` different words, and those that are common.
-
-    repeats: how often a common word comes, and another. names: to choose from.
-    """
+    """A shuffled list of `count` words, and the common ones. repeats: how often a common word comes, and another."""
     chosen = rng.sample(list(names), min(count, len(names)))
     chosen += [_word(rng) for _ in range(count - len(chosen))]
     common, others = chosen[:COMMON], chosen[COMMON:]

@@ -24,13 +24,7 @@ class MeasurementCallback(Callback):
     """Measures and validates at fixed steps; after resuming too, as Lightning's own validation would not."""
 
     def __init__(
-        self,
-        *,
-        steps: int,
-        log_every: int,
-        validate_every: int,
-        tokens_per_step: int,
-        flops_per_token: float,
+        self, *, steps: int, log_every: int, validate_every: int, tokens_per_step: int, flops_per_token: float
     ) -> None:
         """tokens_per_step: on all devices, landmarks included."""
         self.steps = steps

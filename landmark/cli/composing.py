@@ -1,7 +1,4 @@
-"""Hydra composes the settings here, and nothing else: it starts no job, instantiates no class, configures no logging.
-
-So what a command line, a folder of settings or a sweep's server says is data.
-"""
+"""Hydra composes the settings here, and nothing else: what files and words say is data, no class or job begins."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -103,7 +103,8 @@ class Conversation:
         if config.prompt_file is not None:
             for text in prompt_texts(config):
                 self._before += self._answering.chats.text_ids(text, not self._before)
-            self._read(self._before)
+            with self._answering.prefixes.using(self._before) as self._cache, ProgressBar("reading") as progress:
+                self._answering.read(self._before[self._cache.get_seq_length() :], self._cache, progress=progress)
 
     def _load(self, folder: Path) -> None:
         prefixes = self._answering.prefixes
@@ -114,11 +115,6 @@ class Conversation:
         if (folder / CHAT).is_file():
             saved = read_json(folder / CHAT, {"before": int, "messages": list})
             self._before, self._messages = self._before[: saved["before"]], saved["messages"]
-
-    def _read(self, ids: list[int]) -> None:
-        """Read a text before the first question."""
-        with self._answering.prefixes.using(ids) as self._cache, ProgressBar("reading") as progress:
-            self._answering.read(ids[self._cache.get_seq_length() :], self._cache, progress=progress)
 
     def answer(self, question: str) -> None:
         """Print the answer as it is made."""

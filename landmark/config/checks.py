@@ -1,7 +1,4 @@
-"""Checks of settings that must go together, before anything runs. Loads no torch.
-
-The model, the memory and extensions check their own settings: `landmark.experiment.jobs`.
-"""
+"""Checks of settings that must go together. The model, the memory and extensions check their own. Loads no torch."""
 
 import math
 import re

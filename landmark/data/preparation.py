@@ -1,7 +1,5 @@
-"""Preparing a corpus: documents are tokenised in threads, in constant memory, into one file for each split.
-
-One process does it, and others that need the same corpus wait. The manifest is written when all files are on disk: a
-folder with a manifest is always whole, and what an error or a kill has left is made anew.
+"""Preparing a corpus: documents are tokenised in threads, in constant memory, into one file for each split. Others that
+need the same corpus wait. A folder with a manifest is always whole; what a kill has left is made anew.
 """
 
 import contextlib
@@ -59,17 +57,9 @@ def prepare(
     return _open(folder, tokenizer)
 
 
-def find(
-    name: str,
-    tokenizer: Tokenizer,
-    cache: str | Path,
-    *,
-    path: str | Path | None = None,
-    options: Mapping[str, Any] | None = None,
-    max_documents: int | None = None,
-) -> Corpus | None:
+def find(name: str, tokenizer: Tokenizer, cache: str | Path, **source: Any) -> Corpus | None:
     """Open a corpus if it is prepared; else None. Never tokenises or downloads. Arguments and errors of `prepare`."""
-    folder, _ = _place(name, tokenizer, cache, path, options, max_documents)
+    folder, _ = _place(name, tokenizer, cache, **source)
     return _open(folder, tokenizer) if (folder / MANIFEST).exists() else None
 
 
@@ -77,9 +67,9 @@ def _place(
     name: str,
     tokenizer: Tokenizer,
     cache: str | Path,
-    path: str | Path | None,
-    options: Mapping[str, Any] | None,
-    max_documents: int | None,
+    path: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    max_documents: int | None = None,
 ) -> tuple[Path, Source | None]:
     """The folder of a prepared corpus, and what it is made of; None where `path` is such a folder."""
     if path is not None and (Path(path) / MANIFEST).is_file():

@@ -1,7 +1,4 @@
-"""Synthetic data: training texts and prompts that are made when needed, each as a function of its number.
-
-`SyntheticCorpus` gives it the interface of a corpus. Loads no torch.
-"""
+"""Synthetic data: texts made when needed, each as a function of its number, and a corpus of them. Loads no torch."""
 
 import hashlib
 import json

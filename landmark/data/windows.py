@@ -166,15 +166,11 @@ def _stretches(size: int, numbers: list[int]) -> list[tuple[int, int, int]]:
     stretches, (count, *rest) = [], numbers
     for stretch in range(1 + count % _MOST):
         number, *places = rest[3 * stretch : 3 * stretch + 3]
-        length = _log_uniform(SHORTEST_REPEAT, size // 2, number)
+        most = size // 2  # each length with a probability in proportion to log((n + 1) / n)
+        length = min(int(SHORTEST_REPEAT * ((most + 1) / SHORTEST_REPEAT) ** _fraction(number)), most)
         source, target = sorted(place % (size - 2 * length + 1) for place in places)
         stretches.append((source, target + length, length))
     return sorted(stretches, key=lambda found: found[1])
-
-
-def _log_uniform(least: int, most: int, number: int) -> int:
-    """A number in least…most, each with a probability in proportion to log((n + 1) / n)."""
-    return min(int(least * ((most + 1) / least) ** _fraction(number)), most)
 
 
 def _fraction(number: int) -> float:

@@ -65,9 +65,10 @@ def generate_text(
     parts = [tokenizer.encode(text).astype(np.int64) for text in texts]
     if config.memory.load is None and tokenizer.beginning:
         parts[0] = np.concatenate([tokenizer.beginning, parts[0]])
-    if config.prompt is not None and settings.template is not None and (chats := _chats(tokenizer)) is not None:
+    inner = getattr(tokenizer, "inner", None)  # of a model of transformers
+    if config.prompt is not None and settings.template is not None and getattr(inner, "chat_template", None):
         begins = len(texts) == 1 and config.memory.load is None
-        asked = chats.ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
+        asked = Chats(inner).ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
         parts[-1] = np.array(asked, dtype=np.int64)
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "progress": progress}
@@ -90,12 +91,6 @@ def generate_text(
             model.generate(parts, 0, **reading)
         statistics.seconds_reading = time.perf_counter() - statistics.started
     statistics.memory = getattr(memory, "stats", {})
-
-
-def _chats(tokenizer: Tokenizer) -> Chats | None:
-    """The template for chats of a model of transformers; None: it has none."""
-    inner = getattr(tokenizer, "inner", None)
-    return Chats(inner) if getattr(inner, "chat_template", None) else None
 
 
 def prompt_texts(config: Config) -> list[str]:

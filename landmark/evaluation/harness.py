@@ -81,7 +81,7 @@ class LandmarkLM(TemplateLM):
         self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
-        has_memory = self._new_memory() is not None
+        has_memory = self.model.new_memory(**memory) is not None
         self._local = local or self.model.config.window or DEFAULT_CHUNK
         limit = None if has_memory or bare is None else getattr(bare.config, "max_position_embeddings", None)
         self.max_length: int | None = max_length or limit
@@ -199,7 +199,8 @@ class LandmarkLM(TemplateLM):
     def _continue(self, contexts: list[list[int]], options: dict[str, Any]) -> list[str]:
         """Texts that follow contexts of one length; generation ends when each has one of `until`."""
         until, texts, ids = options.get("until") or [], [""] * len(contexts), [[] for _ in contexts]
-        settings = {"local": self._local, "memory": self._new_memory(), "stop": [self._text.eot]}
+        memory = self.model.new_memory(**self._settings)
+        settings = {"local": self._local, "memory": memory, "stop": [self._text.eot]}
         for step in self.model.stream(contexts, options["max_gen_toks"], sampling=_sampling(options), **settings):
             for text, token in zip(ids, step, strict=True):
                 text += [] if token is None else [token]
@@ -211,7 +212,7 @@ class LandmarkLM(TemplateLM):
     @torch.no_grad()
     def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Answer]:
         """The answer for each continuation, a chunk's logits at a time. inputs: (B, T), all ids but the last one."""
-        memory, longest, start = self._new_memory(), max(map(len, continuations)), 0
+        memory, longest, start = self.model.new_memory(**self._settings), max(map(len, continuations)), 0
         if memory is None:
             memory = self.model.unlimited_memory(inputs.shape[1])
         targets = torch.zeros_like(inputs)
@@ -233,11 +234,6 @@ class LandmarkLM(TemplateLM):
             (float(scores[row, -len(each) :].sum()), bool(are_best[row, -len(each) :].all()))
             for row, each in enumerate(continuations)
         ]
-
-    def _new_memory(self) -> Any:
-        return (
-            self.model.new_memory(**self._settings) if self.model.config.kind == "landmark" else self.model.new_memory()
-        )
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:

@@ -1,9 +1,8 @@
-"""Observers of a memory (`landmark.memory.retrievals`): what a chunk retrieves, and which part of a text which.
+"""Observers of a memory: distinct blocks that a chunk retrieves (paper, Appendix C) and their bytes; and a map of a
+text.
 
-Statistics: distinct blocks that a chunk retrieves (paper, Appendix C), and the bytes to fetch for them from a slower
-tier. Map: where a text is a stretch and the same stretch again, a token of the second copy that finds its earlier
-occurrence retrieves a block from half a text before it. On the map these blocks are a line, half a text below the
-diagonal.
+Where a text is a stretch and the same stretch again, a token of the second copy that finds its earlier occurrence
+retrieves a block from half a text before it. On the map these blocks are a line, half a text below the diagonal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What a command makes and reads: rows to evaluate, and the runs that they need, with their identities.
-
-Identities are computed once, here, before anything is made. A run may also be named, not retyped: `run=latest`, its
-name or its folder, which knows its tokenizer, data and sizes.
+"""What a command makes and reads: rows to evaluate, and the runs that they need, with their identities, computed here.
+A run may also be named (`run=latest`, its name or its folder): it knows its tokenizer, data and sizes.
 """
 
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from landmark.config import Config, checks
 from landmark.config.composer import parse
 from landmark.config.rows import Row
 from landmark.config.saved import RUN, from_saved, trained_with
-from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, DataConfig, memory_settings
+from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment import identity
 from landmark.models.config import decoder_config
@@ -69,7 +67,7 @@ class Inputs:
         if (corpus := self.prepared_corpus(config)) is None:
             from landmark.data import prepare
 
-            corpus = prepare(*self._source(config), **_options(config.data))
+            corpus = prepare(**self._source(config))
             self._corpora[str((config.data, config.tokenizer))] = corpus
         return corpus
 
@@ -79,10 +77,7 @@ class Inputs:
         if key not in self._corpora:
             from landmark.data import find
 
-            if config.data.name in SYNTHETIC:
-                corpus = self._pass_keys(config)
-            else:
-                corpus = find(*self._source(config), **_options(config.data))
+            corpus = self._pass_keys(config) if config.data.name in SYNTHETIC else find(**self._source(config))
             if corpus is None:
                 return None
             self._corpora[key] = corpus
@@ -119,13 +114,10 @@ class Inputs:
             self._weights[name] = weights_sha256(name)
         return self._weights[name]
 
-    def _source(self, config: Config) -> "tuple[str, Tokenizer, str]":
-        return config.data.name, self.tokenizer(config), config.data.cache
-
-
-def _options(data: DataConfig) -> dict[str, Any]:
-    own = {"configs": data.configs} if data.name == "arxiv_math" else {}
-    return {"path": data.path, "options": own, "max_documents": data.max_documents}
+    def _source(self, config: Config) -> dict[str, Any]:
+        data = {name: getattr(config.data, name) for name in ("name", "cache", "path", "max_documents")}
+        options = {"configs": config.data.configs} if config.data.name == "arxiv_math" else {}
+        return {**data, "tokenizer": self.tokenizer(config), "options": options}
 
 
 @dataclass(frozen=True)

@@ -79,13 +79,8 @@ class Machine:
         return not hardware.get("gpus") and hardware["cores"] == self.cores
 
 
-def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
-    """Parameters of the decoder, with and without embeddings (tied to the head)."""
-    return _measures(config, vocab_size)[:2]
-
-
 def _measures(config: Config, vocab_size: int) -> tuple[int, int, int, int]:
-    """Parameters with and without embeddings, layers, and width."""
+    """Parameters of the decoder with and without embeddings (tied to the head), layers, and width."""
     model = config.model
     if model.name is not None or model.family is not None:
         shape = vocab_size, model.num_layers, model.num_heads, model.head_dim, model.mlp_dim
@@ -105,9 +100,9 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     shape = model.block_size, model.window, model.cache
     usual = functools.partial(training_keys, shape=shape, local=train.local, k=train.k)
     keys = hook(config, "keys_per_query", usual)(train.length)
-    flops = tokens * _flops_per_token(config, vocab_size, keys)
-    passes = float(train.steps * _measures(config, vocab_size)[2])
-    return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size), passes)
+    total, body, layers, width = _measures(config, vocab_size)
+    flops = tokens * flops_per_token(total, layers, width, keys)
+    return Cost("run", name, config, is_done, tokens, flops, (total, body), float(train.steps * layers))
 
 
 def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_tokens: int | None) -> Cost:
@@ -126,9 +121,9 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
     elif memory.window is not None:
         keys = keys_per_query(settings.length, local, memory.sinks + memory.window)
     keys = hook(config, "keys_per_query", lambda length: keys)(settings.length)
-    flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
-    passes = tokens / TOKENS_AT_ONCE * _measures(config, vocab_size)[2]
-    return Cost("row", name, config, is_done, tokens, flops, parameters(config, vocab_size), passes)
+    total, body, layers, width = _measures(config, vocab_size)
+    flops = tokens * flops_per_token(total, layers, width, keys) / 3
+    return Cost("row", name, config, is_done, tokens, flops, (total, body), tokens / TOKENS_AT_ONCE * layers)
 
 
 def describe(costs: Sequence[Cost], machine: Machine) -> str:
@@ -179,11 +174,6 @@ def disk(missing: Sequence[Cost]) -> int:
     """Bytes that missing runs need: the weights of all, and meanwhile the three checkpoints of one."""
     sizes = [4 * cost.parameters[0] for cost in missing]
     return sum(sizes) + 3 * 3 * max(sizes, default=0)  # weights and two moments each
-
-
-def _flops_per_token(config: Config, vocab_size: int, keys: float) -> float:
-    total, _, layers, width = _measures(config, vocab_size)
-    return flops_per_token(total, layers, width, keys)
 
 
 @functools.cache

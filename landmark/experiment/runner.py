@@ -20,6 +20,7 @@ from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, job_of,
 from landmark.experiment.processes import device_count, for_team, tell, train_together
 from landmark.experiment.records import Record, Records, sweep
 from landmark.tracking.tracker import Tracker
+from landmark.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, OutOfTime, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
@@ -105,7 +106,7 @@ class Runner:
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
                 if is_new := record is None:
                     record = self._evaluate(job)
-        if is_new or self.tracker.wants_known_rows:
+        if is_new or is_sweep_agent():  # which waits for the numbers
             self.tracker.row(job.config, record, self.records.path("rows", job.id))
         return record, is_new
 

@@ -1,7 +1,5 @@
 """Training with a memory (`train.local`): a window is read in chunks, whose queries retrieve from its earlier blocks.
-
-A model then learns to look for blocks as it does when it reads a long text. What is in memory carries no gradient; so
-backward can be called on the loss of a chunk before the next one is computed.
+What is in memory carries no gradient, so backward can be called on a chunk's loss before the next is computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Landmark attention in decoders of Hugging Face's transformers (the optional extra `hf`).
-
-To import it registers the models with landmarks, so that AutoModelForCausalLM opens them.
-"""
+"""Landmark attention in decoders of transformers (the extra `hf`), whose AutoModelForCausalLM then opens them."""
 
 from __future__ import annotations
 

@@ -45,10 +45,6 @@ class LandmarkWindow:
             layout = Packed(self.block_size, self.phase, self.cu_seqlens)
         return landmark_attention(q, k, v, layout, scoring=scoring, extra=sinks)[0]
 
-    def check(self) -> None:
-        """Raise UserError if a layer was computed without landmarks."""
-        check_attended(self.landmark_layers, self.attended)
-
 
 def check_attended(layers: frozenset[int], attended: set[int]) -> None:
     """Raise UserError if some of the layers did not attend with landmarks."""

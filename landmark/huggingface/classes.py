@@ -1,6 +1,3 @@
-"""The classes of models and configurations with landmarks, made when they are first named, as in a pickle.
-
-`LandmarkLlamaForCausalLM` is made from transformers' `LlamaForCausalLM`, and so on.
-"""
+"""Classes with landmarks, made when first named, as in a pickle: `LandmarkLlamaForCausalLM` of `LlamaForCausalLM`."""
 
 from landmark.huggingface.wrapping import class_named as __getattr__  # noqa: F401

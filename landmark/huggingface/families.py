@@ -35,9 +35,12 @@ def check_model(model: Any) -> None:
     if family not in FAMILIES:
         raise UserError(_why_not(model))
     if not landmark_layers(model):
+        how = "set model.config.sliding_window = None first"
+        if getattr(config, "layer_types", None) is not None:
+            how = "load the model with layer_types=['full_attention', …], one for each layer, and sliding_window=None"
         raise UserError(
             f"{family}: every layer has a sliding window of {window_size(model)}, so none can read earlier blocks; "
-            f"{_without_windows(config)}"
+            f"if the weights allow it, {how}"
         )
     if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
         raise UserError(
@@ -62,16 +65,6 @@ def _why_not(model: PreTrainedModel) -> str:
     if not getattr(config, "rope_parameters", None):
         return f"{family}: has no rotary positions (RoPE), which the memory needs to move keys"
     return f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}"
-
-
-def _without_windows(config: Any) -> str:
-    """How to load a model without sliding windows."""
-    if getattr(config, "layer_types", None) is None:
-        return "if the weights allow it, set model.config.sliding_window = None first"
-    return (
-        "if the weights allow it, load the model with layer_types=['full_attention', …], one for each layer, and "
-        "sliding_window=None"
-    )
 
 
 def text_config(model: PreTrainedModel) -> Any:

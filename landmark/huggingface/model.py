@@ -14,7 +14,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
-from landmark.huggingface.attention import ATTENTION, LandmarkWindow, with_landmarks
+from landmark.huggingface.attention import ATTENTION, LandmarkWindow, check_attended, with_landmarks
 from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
@@ -158,7 +158,7 @@ class LandmarkModel(_Base):
             **given,
         )
         if window is not None:
-            window.check()
+            check_attended(window.landmark_layers, window.attended)
         return outputs
 
     def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:

@@ -1,8 +1,5 @@
-"""The authors' released weights: the difference between LLaMA 7B before and after fine-tuning with landmarks.
-
-The released folder has the format of transformers. Its tokenizer has two further tokens, for padding and for the
-landmark. Model weights = LLaMA's weights + differences; for the embeddings of the two tokens, the difference is added
-to the mean of LLaMA's embeddings.
+"""The authors' released weights: what fine-tuning with landmarks added to LLaMA 7B, in the format of transformers. The
+embeddings of two further tokens, for padding and the landmark, are added to the mean of LLaMA's.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, A
         arrays["cmt_weights"] = _quantized(trace.cmt_weights, UNIT)
     arrays["losses"] = _quantized(trace.losses, NATS)
     deflate = zlib.compressobj(6)
-    data = b"".join([*(deflate.compress(_low_and_high_bytes(array)) for array in arrays.values()), deflate.flush()])
+    low_and_high = [array.astype("<u2").reshape(-1, 1).view(np.uint8).T.tobytes() for array in arrays.values()]
+    data = b"".join([*map(deflate.compress, low_and_high), deflate.flush()])
     layers, heads, k, length = trace.blocks.shape
     content = {
         "title": title,
@@ -132,7 +133,3 @@ def _characters(pieces: Iterable[bytes]) -> list[str]:
 def _quantized(values: np.ndarray, steps: int) -> np.ndarray:
     """uint16 multiples of 1 / steps."""
     return np.clip(np.rint(values * np.float64(steps)), 0, 0xFFFF).astype(np.uint16)
-
-
-def _low_and_high_bytes(array: np.ndarray) -> bytes:
-    return array.astype("<u2").reshape(-1, 1).view(np.uint8).T.tobytes()

@@ -1,7 +1,4 @@
-"""Panels of pictures, drawn by Altair: curves, dots beside names, heat maps and maps of a text; and their PNG.
-
-A PNG needs no browser and no network.
-"""
+"""Panels by Altair: curves, dots beside names, heat maps and maps of a text; and their PNG, without a browser."""
 
 import colorsys
 import io
@@ -101,11 +98,8 @@ def series_looks(models: Mapping[str, str]) -> dict[str, Look]:
 def ordered_colours(number: int) -> list[str]:
     """Colours from dark violet to bright yellow, for series that have an order."""
     steps = [each / max(1, number - 1) for each in range(number)]
-    return [_hex(0.72 + 0.41 * step, 0.25 + 0.3 * step) for step in steps]
-
-
-def _hex(hue: float, lightness: float) -> str:
-    return "#" + "".join(f"{round(255 * part):02X}" for part in colorsys.hls_to_rgb(hue % 1, lightness, 0.85))
+    colours = [colorsys.hls_to_rgb((0.72 + 0.41 * step) % 1, 0.25 + 0.3 * step, 0.85) for step in steps]
+    return ["#" + "".join(f"{round(255 * part):02X}" for part in colour) for colour in colours]
 
 
 # ---- points, and the axes they stand on

@@ -1,7 +1,5 @@
-"""The columns of a table. Each is a field of `TableRow`, and holds all that the text, the CSV and the page say of it.
-
-The CSV has every field, in this order. The text has the fields with a title, by their group and then in this order.
-The value of a column is made from the records of a row, one for each seed.
+"""The columns of a table, fields of `TableRow`: all that the text, the CSV and the page say of each. The CSV has all in
+this order; the text those with a title, by group. Values are made from a row's records, one for each seed.
 """
 
 import statistics
@@ -9,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from landmark.utils.errors import counted
 from landmark.utils.measured import TEXT, kind_of
 from landmark.utils.significance import Difference
 
@@ -107,21 +106,20 @@ def printed(key: str, kind: type) -> Reducer:
 
 
 def provenance(key: str) -> Reducer:
-    """Where the first seed's record was made."""
-    return lambda source: provenance_of(source.records[0])[key]
+    """Commit, hardware, versions or command of the first seed's record, as a text."""
 
+    def reduce(source: Source) -> str:
+        made = source.records[0]["provenance"]
+        hardware, versions = made["hardware"], made["versions"]
+        cores = counted(hardware["cores"], "core")
+        return {
+            "commit": (made["commit"] or "unknown")[:10],
+            "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {cores}"]),
+            "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if versions.get(name)),
+            "command": made["command"],
+        }[key]
 
-def provenance_of(record: Record) -> dict[str, str]:
-    """Commit, hardware, versions and command of a record, as texts."""
-    made = record["provenance"]
-    hardware, versions = made["hardware"], made["versions"]
-    cores = f"{hardware['cores']} core{'' if hardware['cores'] == 1 else 's'}"
-    return {
-        "commit": (made["commit"] or "unknown")[:10],
-        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {cores}"]),
-        "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if versions.get(name)),
-        "command": made["command"],
-    }
+    return reduce
 
 
 @dataclass(frozen=True)

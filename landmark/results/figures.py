@@ -1,7 +1,4 @@
-"""Pictures of a table, from its records alone. Which one, the experiment's `panels` or its `figure` says.
-
-Each picture is made of lines of panels.
-"""
+"""Pictures of a table, lines of panels, from its records: which, the experiment's `panels` or its `figure` says."""
 
 import functools
 import math

@@ -1,7 +1,4 @@
-"""One HTML file of all that was measured: tables beside the paper's, pictures, and where each number comes from.
-
-It has a section for each launch of an experiment, then one for all other rows. A browser runs no script in it.
-"""
+"""One HTML file of all that was measured: a section for each launch, then one for other rows. It runs no script."""
 
 import base64
 import re

@@ -1,7 +1,4 @@
-"""What the paper printed: experiments/<name>/paper.csv, matched to our rows by their settings.
-
-An experiment of one's own has that folder below the one that `--config-dir` names.
-"""
+"""What the paper printed: paper.csv in experiments/<name>, or in one's own folder, matched to rows by settings."""
 
 import csv
 from collections.abc import Sequence

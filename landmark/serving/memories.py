@@ -1,8 +1,6 @@
-"""The documents of a server on disk: below a folder for each key, one for each document.
-
-A document is a folder of `LandmarkCache.save` with a number as its name. One that takes its place has a higher number,
-and the highest counts: after a kill at any moment the document is the old one or the new one. One server at a time has
-the folder; the system takes the lock from a server that dies.
+"""The documents of a server on disk, below a folder for each key. A document is a folder of `LandmarkCache.save` with a
+number as its name, of which the highest counts: after a kill it is the old one or the new one. One server at a time has
+the folder; the system takes the lock from one that dies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`task=dashboard`: a W&B workspace that compares perplexity over settings, positions and layers, and shows trainings.
-
-wandb-workspaces (the extra `dashboard`) builds it, and checks it without a server.
-"""
+"""`task=dashboard`: a W&B workspace of perplexities and trainings, by wandb-workspaces (the extra `dashboard`)."""
 
 import os
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""What trainings, rows and tables log to Weights & Biases.
-
-Artifacts lead from text to table: a run uses a stream, a row uses the run's model, a table uses its rows.
-"""
+"""What trainings, rows and tables log to Weights & Biases, with artifacts that lead from text to table."""
 
 import json
 import math
@@ -28,11 +25,6 @@ class Tracker:
     """Logs each training, row and table as a W&B run of its own, with the artifacts that it used and made, where
     `logger` and WANDB_MODE let it. A failure of W&B is a warning, no error.
     """
-
-    @property
-    def wants_known_rows(self) -> bool:
-        """Whether rows that have a record already are logged too: the agent of a W&B sweep waits for their numbers."""
-        return is_sweep_agent()
 
     @contextmanager
     def training(

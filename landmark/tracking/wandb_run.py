@@ -1,8 +1,4 @@
-"""One run of Weights & Biases: online only where a key is configured, without prompts, always closed.
-
-A failure of W&B never stops the program: the data stay in local files, and a warning names the command that uploads
-them.
-"""
+"""One run of Weights & Biases: online only with a key, always closed. Where it fails, data stay in local files."""
 
 import logging
 import netrc

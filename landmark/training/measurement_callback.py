@@ -1,7 +1,4 @@
-"""The callback that measures loss, gradients, speed, utilisation, peak memory and validation perplexity.
-
-It stops a training whose loss or weights are no longer finite.
-"""
+"""The callback that measures a training, and ends one whose loss or weights are no longer finite."""
 
 import math
 import time

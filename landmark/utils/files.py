@@ -1,7 +1,4 @@
-"""Files that this program writes, whole or not at all, and opens again: `open_written` opens all of them.
-
-What it opens is a regular file with the size and the hash that it had; its JSON has finite numbers.
-"""
+"""Files written whole or not at all, and opened (`open_written`) if they have the size and hash that they had."""
 
 import fcntl
 import hashlib
@@ -47,12 +44,18 @@ def atomic_file(path: str | Path) -> Iterator[io.BufferedRandom]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
+            os.umask(mask := os.umask(0))  # there is no other way to ask for it
+            os.chmod(temporary, 0o666 & ~mask)
             os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    with suppress(OSError):  # so that the renaming survives a power cut; some file systems do not allow it
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _temporary(path: Path) -> tuple[int, str]:
@@ -221,22 +224,6 @@ def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, r
     return hashes
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that a rename inside it survives a power cut."""
-    with suppress(OSError):  # some file systems do not allow it; the rename is still atomic
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
     """Hold the lock of a file or a folder until the process dies. Yields False where it is held, or cannot be had."""
@@ -257,14 +244,12 @@ def held_lock(path: Path, wait: Callable[[], object]) -> Iterator[None]:
     """Hold a lock, which the system releases when a process dies. wait: called where another process has it."""
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         wait()
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def delete_leftovers(paths: Iterable[Path]) -> None:

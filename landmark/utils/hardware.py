@@ -55,18 +55,14 @@ def peak_memory_bytes() -> int:
     """Peak memory since `reset_peak_memory`: of the GPU if one is in use, else of this process."""
     if (cuda := _cuda_in_use()) is not None:
         return cuda.max_memory_allocated()
-    return _peak_resident_bytes()
-
-
-def _cuda_in_use() -> Any:
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
-
-
-def _peak_resident_bytes() -> int:
-    """On Linux from /proc: getrusage would include the parent, whose maximum a new process inherits."""
+    # On Linux from /proc: getrusage would include the parent, whose maximum a new process inherits.
     with contextlib.suppress(OSError):
         if found := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE):
             return int(found[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _cuda_in_use() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None

@@ -46,7 +46,7 @@ def check_value(key: str, value: Any, said: Mapping[str, Any]) -> None:
             raise UserError(f"{key}={each}: must be a finite number")
         if isinstance(each, int) and abs(each) > _LARGEST:
             raise UserError(f"{key}={each}: must be a number of at most 64 bits")
-        if isinstance(each, str) and ("\0" in each or not _is_text(each)):
+        if isinstance(each, str) and ("\0" in each or each.encode(errors="ignore").decode() != each):
             raise UserError(f"{key}={each!a}: must be text in UTF-8")
     bounds = {name: said[name] for name in _BOUNDS if name in said}
     must_be = " and ".join(f"{_BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
@@ -66,14 +66,6 @@ def _parts(value: Any) -> Iterator[Any]:
             yield from _parts(each)
     else:
         yield value
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

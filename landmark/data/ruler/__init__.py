@@ -1,7 +1,4 @@
-"""Tasks of RULER (Hsieh et al. 2024): questions about texts of any length, whose answers are known.
-
-The prompts are those of NVIDIA/RULER. Essays, and the words of `cwe`, are of the corpus at hand, not downloaded.
-"""
+"""Tasks of RULER (Hsieh et al. 2024) with the prompts of NVIDIA/RULER; essays and words are of the corpus at hand."""
 
 import functools
 import random

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from landmark.data import Stream, SyntheticCorpus, Tokenizer
     from landmark.models import LanguageModel
 
+__all__ = ["evaluate", "evaluate_copy", "evaluate_recall"]
+
 
 def evaluate(
     model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None

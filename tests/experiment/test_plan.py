@@ -2,16 +2,16 @@ import re
 
 import pytest
 
-from landmark.experiment.plan import GPU, Machine, describe, disk, parameters, row_cost, run_cost
+from landmark.experiment.plan import GPU, Machine, describe, disk, row_cost, run_cost
 
 VOCABULARY = 50304
 
 
 def test_parameters_are_the_papers(configure):
-    assert parameters(configure(), VOCABULARY) == (202_531_840, 151_020_544)
-    assert parameters(configure("cmt=on"), VOCABULARY) == (202_531_840 + 1024, 151_020_544 + 1024)
+    assert run_cost("a", configure(), VOCABULARY, False).parameters == (202_531_840, 151_020_544)
+    assert run_cost("a", configure("cmt=on"), VOCABULARY, False).parameters == (202_531_840 + 1024, 151_020_544 + 1024)
     shared = 12 * 2 * 1024 * 6 * 128  # keys and values of two heads in place of eight
-    assert parameters(configure("model.num_kv_heads=2"), VOCABULARY)[1] == 151_020_544 - shared
+    assert run_cost("a", configure("model.num_kv_heads=2"), VOCABULARY, False).parameters[1] == 151_020_544 - shared
 
 
 def test_training_costs_six_flops_a_parameter_and_attention(configure):

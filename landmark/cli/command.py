@@ -12,7 +12,7 @@ from landmark.config import Config, to_config
 from landmark.config.checks import check_task
 from landmark.config.command_line import override_key, own_folder, started, suggested_command
 from landmark.config.composer import one_line, parse
-from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
+from landmark.config.rows import Compose, Row, compose_job, named, select
 from landmark.config.schema import TASKS
 from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
 from landmark.experiment.launches import Launch, launched
@@ -73,10 +73,6 @@ class Command:
     def is_experiment(self) -> bool:
         """Whether the configuration has named rows."""
         return bool(named(self.config))
-
-    @property
-    def is_whole_experiment(self) -> bool:
-        return self.is_experiment and not is_part(self.config, self.overrides)
 
     @property
     def asks_for_all(self) -> bool:

@@ -146,7 +146,7 @@ def show_status(command: Command) -> None:
     launches = command.launches(contents)
     for launch in launches:
         states = states_of(launch, records, contents)
-        begun.add(launch.experiment)
+        begun.add(launch.config.name)
         told |= {each.title for each in states}
         print(describe(launch, states, is_brief=True))
     if rows := rows_without_launch(contents, launches):
@@ -168,7 +168,7 @@ def show_report(command: Command) -> None:
     launches = every = command.launches(contents)
     if experiment:
         asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_REPORT, *config.grid)}
-        launches = [each for each in launches if each.experiment == experiment and asked <= {*each.overrides}]
+        launches = [each for each in launches if each.config.name == experiment and asked <= {*each.overrides}]
     content = page_content(contents, launches, others=experiment is None)
     if not content["sections"]:
         raise UserError(_nothing(command, contents, every))
@@ -184,7 +184,7 @@ def _nothing(command: Command, contents: Contents, launches: Sequence[Launch]) -
     place, name = command.runner.output, command.config.name
     if not command.is_experiment or not contents.rows:
         return f"{place}: there are no records to report"
-    others = [each for each in launches if each.experiment == name and each.found(contents)]
+    others = [each for each in launches if each.config.name == name and each.found(contents)]
     if others:
         known = "; ".join(each.settings for each in others)
         return f"{place}: {name} has no records with these settings, but with others: {known}"

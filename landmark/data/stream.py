@@ -1,6 +1,7 @@
 """A prepared corpus on disk: one file of raw token ids per split, and a manifest that describes them."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,9 @@ def open_corpus(folder: str | Path) -> Corpus:
         check_keys(entry, _OF_SPLIT, f"{folder / MANIFEST}: splits.{name}", remedy)
     if manifest["dtype"] not in DTYPES:
         raise UserError(f"{folder / MANIFEST}: dtype={manifest['dtype']!r} must be one of {', '.join(DTYPES)}")
-    known = _read_stamps(folder)
-    stamps = {}
+    known, stamps = {}, {}
+    with suppress(UserError):  # none are known
+        known = read_json(folder / VERIFIED, {})
     for name, entry in manifest["splits"].items():
         path, dtype = inside(folder, entry["file"]), np.dtype(manifest["dtype"])
         if entry["tokens"] < 1:
@@ -80,10 +82,8 @@ def remember_verified(folder: Path, stamps: dict[str, Any] | None = None) -> Non
     """Write down that the files in their present state have the hashes of the manifest. stamps: sizes and times."""
     if stamps is None:
         stamps = {file.name: _stamp(file) for file in sorted(folder.glob("*.bin"))}
-    try:
+    with suppress(OSError):  # a read-only folder is hashed every time
         write_json(folder / VERIFIED, stamps)
-    except OSError:  # a read-only folder is hashed every time
-        return
 
 
 def _stamp(path: Path) -> list[int] | None:
@@ -92,11 +92,3 @@ def _stamp(path: Path) -> list[int] | None:
     except FileNotFoundError:
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _read_stamps(folder: Path) -> dict[str, Any]:
-    try:
-        stamps = read_json(folder / VERIFIED)
-    except UserError:
-        return {}
-    return stamps if isinstance(stamps, dict) else {}

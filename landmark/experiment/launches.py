@@ -42,10 +42,6 @@ class Launch:
     rows: dict[str, list[Job]]
 
     @property
-    def experiment(self) -> str:
-        return self.config.name
-
-    @property
     def settings(self) -> str:
         """Size, data, tokenizer and other settings, by which launches of one experiment are told apart."""
         rest = [word for word in _effective(self.overrides) if override_key(word) not in _TITLED]
@@ -155,7 +151,7 @@ def describe(launch: Launch, states: Sequence[State], *, command: str | None = N
         lines.append(f"  missing: {', '.join(each.title for each in states if each.state == 'missing')}")
     if counts["done"] < len(states):
         lines.append(f"  the rest: {command or launch.command()}")
-    return "\n".join([f"{launch.experiment} ({launch.settings}): {summary}", *lines])
+    return "\n".join([f"{launch.config.name} ({launch.settings}): {summary}", *lines])
 
 
 def lines_of(states: Sequence[State]) -> list[str]:

@@ -83,17 +83,10 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
-def _register() -> dict[str, str]:
-    """The registered names, by the names of the implementations that they replace."""
-    names = {}
-    for name, original in {"sdpa": ALL_ATTENTION_FUNCTIONS["sdpa"], "eager": _eager}.items():
-        names[name] = f"landmark_{name}"
-        AttentionInterface.register(names[name], _with_landmarks(original))
-        AttentionMaskInterface.register(names[name], ALL_MASK_ATTENTION_FUNCTIONS[name])
-    return names
-
-
-ATTENTION = _register()
+ATTENTION = {"sdpa": "landmark_sdpa", "eager": "landmark_eager"}  # registered names, by the implementations replaced
+for _name, _original in (("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"]), ("eager", _eager)):
+    AttentionInterface.register(ATTENTION[_name], _with_landmarks(_original))
+    AttentionMaskInterface.register(ATTENTION[_name], ALL_MASK_ATTENTION_FUNCTIONS[_name])
 
 
 def with_landmarks(implementation: str) -> str | None:

@@ -198,6 +198,11 @@ def _percent(value: float, _: "TableRow") -> str:
     return f"{100 * value:.0f} %"
 
 
+def _printed_drop_rate(where: str, place: str) -> Any:
+    meaning = f"lookups that the context miss token drops {place}"
+    return column(printed(f"drop_rate_{where}", float), f"dropped, {where}", meaning, _percent, group=2)
+
+
 @dataclass(frozen=True)
 class TableRow:
     """One row: a perplexity, a probe, accuracy, or ranks of texts. Comments are for columns that are not shown."""
@@ -305,20 +310,8 @@ class TableRow:
         group=2,
     )
     drop_rate_spread: float | None = column(lambda row: row.deviation("memory", "drop_rate"))
-    drop_rate_paper: float | None = column(
-        printed("drop_rate_paper", float),
-        "dropped, paper",
-        "lookups that the context miss token drops in the paper",
-        _percent,
-        group=2,
-    )
-    drop_rate_poster: float | None = column(
-        printed("drop_rate_poster", float),
-        "dropped, poster",
-        "lookups that the context miss token drops on the paper's poster",
-        _percent,
-        group=2,
-    )
+    drop_rate_paper: float | None = _printed_drop_rate("paper", "in the paper")
+    drop_rate_poster: float | None = _printed_drop_rate("poster", "on the paper's poster")
     mapping: str | None = column(
         setting("mapping"), "mapping", "positions in memory, where they are not the stingy ones", group=2
     )

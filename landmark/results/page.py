@@ -32,7 +32,7 @@ def as_html(content: Values) -> str:
 def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
     """Sections for every launch with a record, then, with `others`, for the rows of none; and what cannot be shown."""
     made = {
-        f"{launch.experiment} ({launch.settings})": partial(_section, launch, rows)
+        f"{launch.config.name} ({launch.settings})": partial(_section, launch, rows)
         for launch in launches
         if (rows := launch.found(contents))
     }
@@ -60,7 +60,7 @@ def _section(launch: Launch, rows: Mapping[str, list[Record]]) -> Values:
     from landmark.results import figures
 
     table = tables.of_experiment(launch.config, rows, launch.cells, list(launch.rows))
-    title, claim = _claim(launch.experiment)
+    title, claim = _claim(launch.config.name)
     return {
         "title": title,
         "claim": claim,

@@ -66,7 +66,9 @@ def train(
         tokens_per_step=settings.batch_size * settings.length,
         flops_per_token=training_flops_per_token(model, config),
     )
-    _quiet_lightning()
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec).*")
     with Interruption(settings.log_every, deadline) as interruption:
         trainer = _trainer(
             config,
@@ -134,10 +136,3 @@ def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     usual = partial(training_keys, shape=of_model, local=train.local, k=train.k)
     keys = hook(config, "keys_per_query", usual)(train.length)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
-
-
-def _quiet_lightning() -> None:
-    """Silence Lightning's messages on hardware, workers and itself."""
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec).*")

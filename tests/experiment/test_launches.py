@@ -32,7 +32,7 @@ def test_a_row_serves_every_experiment_that_has_it(work):
     work("+experiment=table2_granularity", "row=per_token_and_head_2048_k4")
     assert len(work.evaluated) == 0
     contents, found = work.launches()
-    assert {launch.experiment: set(launch.found(contents)) for launch in found} == {
+    assert {launch.config.name: set(launch.found(contents)) for launch in found} == {
         "table1_pg19": {"landmark_2048_k4"},
         "table2_granularity": {"per_head_2048_k2", "per_token_and_head_2048_k4"},
     }

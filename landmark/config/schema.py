@@ -325,9 +325,8 @@ def register() -> None:
 
 
 def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
-    """Plain dataclasses from a composed config, interpolations resolved. Raises UserError for an unknown key and a
-    missing value. is_command: the command line and folders of settings say it, so modules that it names may be
-    imported.
+    """Plain dataclasses from a composed config, interpolations resolved. is_command: modules that it names may be
+    imported. Raises UserError for an unknown key and a missing value.
     """
     try:
         config = OmegaConf.to_object(composed)
@@ -346,8 +345,8 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
 
 
 def _misfits(value: Any, kind: Any, key: str = "") -> Iterator[str]:
-    """Messages on values that are a group, mapping or list where they must not be, or the reverse, which OmegaConf does
-    not check in those that an interpolation replaces, nor in a mapping of texts.
+    """Messages on values that are a group, a mapping or a list where they must not be, or the reverse. OmegaConf does
+    not see those that an interpolation replaces, nor those in a mapping of texts.
     """
     options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     holders = {get_origin(option) or option: option for option in options}

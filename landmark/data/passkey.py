@@ -29,9 +29,8 @@ _SPARE = 8  # tokens by which filler that is cut anywhere may exceed its usual n
 
 
 class Passkey(SyntheticData):
-    """needles: keys in a prompt; of several, which have labels, one is asked for. dense: fraction of training windows
-    that are dense from their beginning. answer_weight: of the loss of digits that the text before states; a new key has
-    no loss.
+    """needles: keys in a prompt; of several, one is asked for. dense: fraction of training windows that are dense from
+    their beginning. answer_weight: of the loss of digits that are in the text before; others have none.
     """
 
     name = "passkey"

@@ -42,9 +42,8 @@ def prepare(
     """Open a corpus as token streams; tokenise it first if it is not prepared yet.
 
     name: module of `landmark.data` that reads it. cache: folder of prepared corpora. path: local copy, or a folder
-    where it was prepared (None: the corpus's default, such as the hub). options: as for `open_source`. max_documents:
-    of each split the first (None: all). Raises UserError for a missing or empty corpus, and a prepared file cut short
-    or altered.
+    where it was prepared (None: the corpus's default). options: as for `open_source`. max_documents: of each split, the
+    first (None: all). Raises UserError for a missing or empty corpus, and a prepared file that is cut short or altered.
     """
     folder, source = _place(name, tokenizer, cache, path, options, max_documents)
     if source is not None and not (folder / MANIFEST).exists():

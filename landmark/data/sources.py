@@ -23,8 +23,7 @@ class Document(NamedTuple):
 
 class Source:
     """A corpus that can be read. Its constructor checks that every split has documents, and reads no text. origin:
-    where it is read from, for messages. identity: settings for JSON that change with the documents; they hold no path
-    of this machine.
+    place, for messages. identity: settings for JSON that change with the documents; they hold no path of this machine.
     """
 
     name: str
@@ -91,8 +90,7 @@ def read_text(file: Path) -> str:
 
 def json_texts(corpus: str, name: str, place: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The JSON lines of a file: a name for each (`file:line`), its `text`, and the whole object. corpus, name: for
-    messages. place: a path or hf://datasets/…, gzipped if it ends in .gz. Raises UserError for a file or line that
-    cannot be read.
+    messages. place: a path or hf://datasets/…, perhaps in .gz. Raises UserError for what cannot be read.
     """
     for number, line in _numbered_lines(corpus, place):
         try:

@@ -148,12 +148,6 @@ def gpt2_tokenizer(file: str | Path | None = None, vocab_size: int | None = None
     )
 
 
-def code_tokenizer() -> BytePairTokenizer:
-    """A small vocabulary for Python source. Raises UserError if the file of ranks was changed."""
-    ranks = _read_ranks(CODE_RANKS, CODE_RANKS_SHA256, "install landmark again")
-    return BytePairTokenizer("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, (960, 961, 1024))
-
-
 class PretrainedTokenizer(Tokenizer):
     """A tokenizer of transformers, of bytes or of pieces with ▁ for a space. `<landmark>` is added if it is missing."""
 
@@ -233,8 +227,11 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
             raise UserError(f"tokenizer.{key}={value}: tokenizer={name} has no {key}, set tokenizer.{key}=null")
     if name == "gpt2":
         return gpt2_tokenizer(file, vocab_size)
-    if name in ("bytes", "code"):
-        return ByteTokenizer() if name == "bytes" else code_tokenizer()
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "code":
+        ranks = _read_ranks(CODE_RANKS, CODE_RANKS_SHA256, "install landmark again")
+        return BytePairTokenizer("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, (960, 961, 1024))
     if file is None:
         raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
     return open_pretrained(file)

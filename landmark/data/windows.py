@@ -59,9 +59,8 @@ class TrainingWindows:
         repeats: "Repeats | None" = None,
         beginning: Sequence[int] = (),
     ):
-        """stream: a stream, or its raw ids. length: T. block_size: ℓ (None: no landmarks). repeats: of `batch`.
-        beginning: ids that begin a text, in place of a window's first tokens. Raises UserError where the stream is too
-        short.
+        """stream: or raw ids. length: T. block_size: ℓ (None: no landmarks). repeats: of `batch`. beginning: ids that
+        begin a text, in place of a window's first tokens. Raises UserError where the stream is too short.
         """
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
@@ -148,9 +147,8 @@ class Repeats:
         return float(np.interp(step, np.linspace(0, max(self.steps - 1, 1), len(self.shares)), self.shares))
 
     def origins(self, sizes: np.ndarray, seed: int, step: int, indices: range) -> np.ndarray:
-        """The raw token of which each is a copy, or itself: (indices, largest size) int64, from each window's first raw
-        token. sizes: (indices,) raw tokens of each window, those only predicted included. Of fewer than 16 none is a
-        copy.
+        """The raw token of which each is a copy, or itself: (indices, largest size) int64, from each window's first.
+        sizes: (indices,) raw tokens of each window, those only predicted included; of fewer than 16 none is a copy.
         """
         drawn = random_numbers(seed, step, REPEATS, indices, (2 + 3 * _MOST,))
         origins = np.tile(np.arange(sizes.max(initial=0)), (len(sizes), 1))

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 
 def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int | None = None) -> int:
-    """Tokens that a model reads at a time. length: of a segment. local: `eval.local` (None: the window of
-    Transformer-XL, else all). kept: see `kept_tokens`. Raises UserError for settings that do not fit the model or the
-    segment.
+    """Tokens that a model reads at a time. length: of a segment. local: `eval.local` (None: Transformer-XL's window,
+    else all). kept: see `kept_tokens`. Raises UserError for settings that do not fit the model or the segment.
     """
     if local is not None and local > length:
         raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")

@@ -44,9 +44,8 @@ class RetrievalStatistics:
         self._pair_bytes = store.block_bytes
 
     def summary(self) -> dict[str, Any]:
-        """samples; blocks_cached; distinct_blocks, mean over layers and samples; bytes_moved and bytes_cached, mean
-        over samples, sum over layers; layers, for each distinct_blocks [samples with 0, 1, 2, … of them] and
-        bytes_moved.
+        """samples; blocks_cached; distinct_blocks, mean over layers and samples; bytes_moved, bytes_cached, mean over
+        samples, sum over layers; layers, for each distinct_blocks [samples with 0, 1, 2, … of them] and bytes_moved.
         """
         layers = sorted(self._counts)
         samples, cached = int(self._counts[layers[0]].sum()), len(self._counts[layers[0]]) - 1

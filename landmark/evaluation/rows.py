@@ -108,9 +108,8 @@ def evaluate_recall(
 ) -> dict[str, Any]:
     """The share of `eval.prompts` prompts of `eval.length` tokens that are answered within `eval.generated` tokens.
 
-    Returns accuracy, accuracy_low and accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
-    [[expected, generated]], tokens, and the entries of `Measurement`. Raises UserError for a length too short for a
-    prompt.
+    Returns accuracy, accuracy_low, accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
+    [[expected, generated]], tokens, and the entries of `Measurement`. Raises UserError for a length that is too short.
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     assert settings.generated is not None

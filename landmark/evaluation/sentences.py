@@ -131,9 +131,7 @@ class Scorer:
 
 
 def _best_heads(score: Scorer, asked: AskedBlocks) -> list[list[int]]:
-    """The first n heads whose summed scores rank the wanted blocks best, in geometric mean; ordered by the ranks that
-    each head alone gives them.
-    """
+    """The heads whose summed scores rank the wanted blocks best: the first n, by the ranks that each alone gives."""
     found = [score.by_head(query) for query in asked.queries]
 
     def distance(scores: Iterable[Tensor]) -> float:
@@ -153,9 +151,8 @@ def _rank(scores: Tensor, wanted: Sequence[int]) -> int:
 
 
 class AskedBlocks(NamedTuple):
-    """Documents in blocks of ℓ tokens, and queries for some of them. ids: of each document, (blocks · ℓ,) int64, padded
-    with end of text. texts: of all blocks; a character of several blocks belongs to the last. wanted: for each query,
-    by number.
+    """Blocks of ℓ tokens, and queries for some. ids: of each document, (blocks · ℓ,) int64, padded with end of text.
+    texts: of all blocks; a character of several belongs to the last. wanted: for each query numbers of blocks.
     """
 
     ids: list[np.ndarray]

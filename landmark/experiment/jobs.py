@@ -123,7 +123,7 @@ class Inputs:
 @dataclass(frozen=True)
 class Run:
     """One training. settings: all that decides its weights. id: their digest. folder: of its weights. start: the run
-    whose weights it starts from, or, with `model.as_is`, has. is_given: `run` or `model.as_is` names it, so it is never
+    whose weights it begins with, or, with `model.as_is`, has. is_given: `run` or `model.as_is` names it; it is never
     trained.
     """
 

@@ -132,8 +132,8 @@ def _failure(error: "ChildFailedError", folder: Path) -> UserError:
 
 @contextmanager
 def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
-    """Whether this process has to work; one that is not the first first calls `follow` with all that the first gives
-    `tell`. Raises UserError where a process does not come, and where the connection with one is lost.
+    """Whether this process has to work. Before, one that is not the first calls `follow` with each thing that the first
+    tells. Raises UserError where a process does not come, and where the connection with one is lost.
     """
     team = started_together()
     if team is None:

@@ -151,9 +151,8 @@ def landmark_attention_both_ways(
     alpha: float = 0.0,
     top_k: int | None = None,
 ) -> Tensor:
-    """Landmark attention to earlier and later blocks, (B, H, T, d); arguments as of `landmark_attention`. A query
-    attends to its own block, and to others by their landmarks' gates. A last block without its landmark is only for its
-    own tokens.
+    """Landmark attention to earlier and later blocks, (B, H, T, d), as `landmark_attention`: a query attends to its own
+    block, and to others by their landmarks' gates. A last block without its landmark is seen by its own tokens alone.
     """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     phase, scale = check_phase(phase, len(q), block_size), 1 / math.sqrt(q.shape[-1])

@@ -174,8 +174,12 @@ def _locked(folder: Path) -> FileLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-        with _full_or_not():
+        try:
             write_json(folder / OWNER, {"host": platform.node(), "pid": os.getpid()})
+        except OSError as error:
+            if error.errno not in FULL:  # on a full disk nobody could ask the server to delete documents
+                raise
+            LOG.error("%s: the disk is full: documents can be asked and deleted", error.filename)
     except Timeout:
         owner = {"host": "another machine", "pid": "unknown"}
         with suppress(UserError, OSError):  # it may be about to write
@@ -187,17 +191,6 @@ def _locked(folder: Path) -> FileLock:
     except OSError as error:
         raise UserError(f"{folder}: memories cannot be kept here ({error.strerror})") from error
     return lock
-
-
-@contextmanager
-def _full_or_not() -> Iterator[None]:
-    """Go on where the disk is full: else nobody could ask the server to delete documents."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        LOG.error("%s: the disk is full: documents can be asked and deleted", error.filename)
 
 
 @contextmanager

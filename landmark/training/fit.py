@@ -20,7 +20,7 @@ from landmark.training.lightning_module import LanguageModelTraining, window_los
 from landmark.training.measurement_callback import MeasurementCallback
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.progress_callback import ProgressCallback
-from landmark.training.sharding import gathered, strategy
+from landmark.training.sharding import ShardedStrategy, gathered
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.extensions import hook
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
@@ -73,7 +73,7 @@ def train(
         trainer = _trainer(
             config,
             run_dir,
-            strategy=strategy(config.trainer.strategy),
+            strategy=ShardedStrategy() if config.trainer.strategy == "fsdp" else config.trainer.strategy,
             callbacks=[
                 measurements,
                 ProgressCallback(measurements, run_dir.name),

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
 
 
-def strategy(name: str) -> str | Strategy:
-    """The strategy of Lightning's trainer for the setting `trainer.strategy`."""
-    return ShardedStrategy() if name == "fsdp" else name
-
-
 class ShardedStrategy(ModelParallelStrategy):
     """Lightning's strategy for FSDP2, with checkpoints of whole tensors in files of `AtomicCheckpointIO`."""
 

@@ -94,8 +94,8 @@ class RulerSamples(SyntheticData):
         self, draw: random.Random, ruler: Ruler, task: Needles, size: int, keys: int, first: int
     ) -> tuple[list[Piece], list[list[Piece]]]:
         """A text with needles up to its first answer; then each key in a sentence that gives its values. size: of the
-        haystack; of one of needles, how many they are. keys: number of keys, in other haystacks. first: word of the
-        essay to begin with.
+        haystack, or number of needles in one of needles. keys: their number elsewhere. first: word of the essay to
+        begin with.
         """
         among_needles = task.haystack == "needles"
         task = replace(task, keys=size if among_needles else keys)

@@ -84,9 +84,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Needles(Task):
-    """A kind of needle and haystack. The size is sentences of the haystack; of an essay words. values: of each key.
-    queries: keys asked for. words: keys are words (adjective-noun), else UUIDs. numbers: values have 7 digits, else
-    UUIDs.
+    """A kind of needle and haystack. The size is its sentences; of an essay words. values: of each key. queries: keys
+    asked for. words: keys are words (adjective-noun), else UUIDs. numbers: values have 7 digits, else UUIDs.
     """
 
     haystack: Literal["noise", "essay", "needles"]
@@ -195,9 +194,8 @@ def _sentences(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Variables(Task):
-    """Variable tracking (`vt`): a chain VAR KWQZA = 12345 … VAR PLOIR = VAR KWQZA … is hidden in noise, and all
-    variables of one value are asked for. worked: an example comes first, with names of three letters. The size is lines
-    of noise.
+    """Variable tracking (`vt`): a chain VAR KWQZA = 12345 … VAR PLOIR = VAR KWQZA … in noise, of which all variables
+    are asked for. worked: an example comes first, with names of three letters. The size is lines of noise.
     """
 
     worked: bool = True

@@ -41,7 +41,7 @@ def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str,
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
-    """Print, draw and log the table of records, one per seed, and name the rows without. Raises UserError for none."""
+    """Print, draw and log the table of records, one per seed. Name the rows without one. Raises UserError for none."""
     config, names = command.config, [row.name for row in command.rows]
     missing = [name for name in names if name not in found]
     note = f"{len(missing)} of {len(names)} rows have no record yet, `{command.suggest()}` makes them: "

@@ -63,7 +63,7 @@ def typed_words() -> list[str]:
 
 
 def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = False) -> str:
-    """The typed command line with other overrides, without keys of `without`, and `row`, `task` and keys of `more`."""
+    """The typed command line with `more` overrides, without `row`, `task` and the keys of `without` and of `more`."""
     left_out = {"-m", "--multirun", "row", "task", *without, *map(override_key, more)}
     first = program()
     kept = [word for word in typed_words()[len(first) :] if override_key(word) not in left_out]

@@ -31,7 +31,7 @@ Ranks = dict[bytes, int]
 
 
 class Tokenizer:
-    """Text to ids and back. Each id is bytes: none for end of text, landmark, unused ids. dtype: little-endian."""
+    """Text to ids and back. An id is some bytes: none for end of text, landmark and unused ids. dtype: of ids."""
 
     def __init__(self, name: str, eot: int, landmark: int, vocab_size: int):
         """name: in names of prepared corpora. eot: id after every document. vocab_size: with unused padding ids."""

@@ -31,7 +31,7 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int
 
 
 def kept_tokens(config: Config) -> int | None:
-    """Tokens that a plain transformer keeps between chunks: transformers' cache all, else window and sinks, or None."""
+    """Tokens that a plain transformer keeps between chunks: all in transformers' cache, window and sinks, or None."""
     if config.model.name is not None:
         return config.eval.length
     return None if config.memory.window is None else config.memory.sinks + config.memory.window

@@ -34,7 +34,7 @@ STATES = "done", "running", "stopped", "missing"
 
 @dataclass(frozen=True)
 class Launch:
-    """An experiment as a command line launches it. tokenizer: its name. rows: jobs by a row's name, one per seed."""
+    """An experiment as a command line launches it. tokenizer: its name. rows: name to the row's jobs, one per seed."""
 
     config: Config
     overrides: list[str]

@@ -336,8 +336,8 @@ def set_up_processor(config: Config) -> None:
 
 @functools.cache
 def _is_onednn_exact() -> bool:
-    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does. Without
-    instructions for bfloat16 it does not, and takes half of the time.
+    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does. Some
+    processors then take half of the time; others, with instructions for bfloat16, round.
     """
     import torch
 

@@ -304,7 +304,7 @@ class LandmarkCache(Cache):
         return list(found.values())
 
     def divide(self, kinds: list[tuple[int, bool]]) -> list[Group]:
-        """Group samples that read as many tokens next. kinds: of each this number, and whether they are `known`."""
+        """Group samples by the tokens they read next. kinds: of each their number, and whether they are `known`."""
         if not self.groups:
             whole, columns = copy.copy(self), self.get_seq_length()
             self._chunk, self.memory = _Chunk(), copy.copy(self.memory)

@@ -135,8 +135,8 @@ def of_experiment(
 
 
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:
-    """A sentence on the difference a - b of two rows' losses, of which a is expected to be the better; None: not
-    paired. Of several seeds it is the mean.
+    """A sentence on the difference a - b of two rows' losses (of seeds their mean), of which a is expected to be the
+    better. None: they were not measured on the same text.
     """
     if difference is None:
         return f"{title}: {a} and {b} were not measured on the same text, and cannot be paired."

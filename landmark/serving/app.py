@@ -84,7 +84,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         counts: list[tuple[int, int]],
         gone: threading.Event,
     ) -> Generator[Piece]:
-        """Pieces of the answers. document: its ids in each prompt. counts: gets each prompt's tokens, all and known."""
+        """Pieces of the answers. document: ids that begin each prompt. counts: of each the tokens, all and known."""
         most = min(asked.most or settings.tokens, settings.tokens)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         drawing = asked.top_p, max(0, asked.top_k), asked.min_p, asked.repetition_penalty

@@ -34,7 +34,7 @@ class Difference:
 
 
 def paired_difference(a: Segments, b: Segments) -> Difference | None:
-    """Compare two rows on stretches at whose ends segments of both end; None: other tokens, or fewer than two."""
+    """Compare two rows over the stretches into which both cut the text; None for other tokens, or for one stretch."""
     if _runs(a) != _runs(b):
         return None
     edges = sorted(_edges(a) & _edges(b))

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -66,3 +68,14 @@ def _run(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) ->
     finally:  # which multiprocessing leaves out
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
+
+
+def wait_for(found, seconds=60):
+    """The first result that is true. A file that is not there yet is waited for."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError):
+            if result := found():
+                return result
+        time.sleep(0.02)
+    raise TimeoutError

@@ -100,10 +100,9 @@ def results(tmp_path_factory):
         (copy / "books" / split / f"{number}.txt").write_text(text)
     (copy / "book.txt").write_text(text[:2000])
     if importlib.util.find_spec("transformers"):
-        from tests.huggingface.conftest import make_model, make_tokenizer
+        from tests.huggingface.conftest import save_model
 
-        make_model("llama").save_pretrained(copy / "path/to/model")
-        make_tokenizer().save_pretrained(copy / "path/to/model")
+        save_model(copy / "path/to/model")
     (copy / "notes").mkdir()
     for number, page in enumerate(sorted(ROOT.glob("experiments/*/README.md"))):
         shutil.copy(page, copy / "notes" / f"{number}.md")

@@ -76,12 +76,11 @@ def _free(given, config):
 
 def of_transformers(experiment, output):
     """With a tiny Llama and a tokenizer of its own."""
-    from tests.huggingface.conftest import make_model, make_tokenizer
+    from tests.huggingface.conftest import save_model
 
     folder = output / "tiny-llama"
     if not folder.exists():
-        make_model("llama").save_pretrained(folder)
-        make_tokenizer().save_pretrained(folder)
+        save_model(folder)
     tiny = [word for word in TINY if not word.startswith(("tokenizer=", "model."))]
     given = [f"+experiment={experiment}", *tiny, f"model.name={folder}", f"output={output}"]
     if experiment == "finetune_llama":

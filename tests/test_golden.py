@@ -136,18 +136,16 @@ def test_landmark_memory_in_fused_kernels(name):
     assert_reads("landmark", name, SETTINGS["memory_settings"][name], backend="triton")
 
 
-@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("name", "setting"), settings("cmt_settings"))
-def test_landmark_memory_with_a_context_miss_token(name, setting, tier):
-    assert_reads("cmt", name, setting, tier)
+def test_landmark_memory_with_a_context_miss_token(name, setting):
+    assert_reads("cmt", name, setting)
 
 
-@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("name", "setting"), settings("layer_settings"))
-def test_attention_layer_with_memory(name, setting, tier):
+def test_attention_layer_with_memory(name, setting):
     expected, block_size, heads = arrays("layer_expected"), SETTINGS["block_size"], SETTINGS["n_head"]
     kept = {"max_blocks": setting["blocks"], "k": setting["k"], "granularity": setting["granularity"]}
-    memory = new_memory(block_size, **kept, cutoff=setting.get("cutoff", 0.0), tier=tier, cache=2)
+    memory = new_memory(block_size, **kept, cutoff=setting.get("cutoff", 0.0))
     layer = SelfAttention(decoder_config("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)).double()
     layer.qkv.weight.data, layer.out.weight.data = expected["c_attn"], expected["c_proj"]
     extra = ContextMiss(layer.key(expected["cmt_x"])) if "cutoff" in setting else None

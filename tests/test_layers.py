@@ -120,5 +120,5 @@ def test_the_program_starts_rows_are_compared_and_settings_are_checked_without_t
         "import landmark.models; landmark.models.DecoderConfig; from landmark.experiment import jobs; jobs.check",
     )
     assert "numpy" not in start
-    assert not program & {"torch", "lightning", "datasets", "wandb", "pandas", "altair", "vl_convert"}
+    assert not program & {*["torch", "lightning", "datasets", "tiktoken", "wandb", "pandas", "altair", "vl_convert"]}
     assert "torch" not in check

@@ -6,13 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from landmark.training.checkpointing import checkpoints
 from landmark.utils.files import write_atomic
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
-from tests.training.training_case import make_config, run
+from tests.training.training_case import assert_same_weights, make_config, run
 
 RUN = Path(__file__).parents[1] / "run.py"
 
@@ -92,8 +91,7 @@ def test_disk_full_in_training(make_disk, tmp_path):
     assert sorted(each.name for each in folder.iterdir()) == [path.name, f"{path.name}.sha256"]
     filling.unlink()
     again, _ = run(config, disk.folder)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, again.state_dict()[name]), name
+    assert_same_weights(model, again)
     ours, theirs = (read_metrics(each / "run" / "metrics.csv") for each in (disk.folder, tmp_path / "undisturbed"))
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
 

@@ -25,6 +25,11 @@ def write_books(folder: Path) -> Path:
     return folder
 
 
+def run_task(*words):
+    """Carry out a command in this process."""
+    app.run(to_config(compose_conf(list(words))), list(words), compose_conf)
+
+
 class Workplace:
     """Runs tasks below a folder, and notes what was trained and evaluated. The row `fail_at` ends in an error."""
 
@@ -44,7 +49,7 @@ class Workplace:
         """Without the settings that all have in common."""
         self.trained.clear()
         self.evaluated.clear()
-        app.run(to_config(compose_conf(list(overrides))), list(overrides), compose_conf)
+        run_task(*overrides)
 
     def train(self, config, folder, *_):
         self.trained.append(config.model.kind)

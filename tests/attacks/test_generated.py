@@ -31,7 +31,7 @@ from landmark.utils.files import HASHES, sealed
 from landmark.utils.metrics_csv import metrics_so_far
 from tests.configurations import compose_conf
 from tests.saved import hash_again, saved_run
-from tests.workplace import Workplace
+from tests.workplace import Workplace, run_task
 
 COUNT, SECONDS = 200, 120  # of each kind; after which a case counts as one that never ends
 SEED = int(os.environ.get("ATTACK_SEED", random.randrange(10**6)))
@@ -100,7 +100,7 @@ def test_bad_commands(here, monkeypatch):
 @pytest.fixture
 def whole(tmp_path, monkeypatch, books) -> Path:
     """A folder with one of each kind of file that this program writes, or reads from others."""
-    from tests.huggingface.conftest import make_model, make_tokenizer
+    from tests.huggingface.conftest import save_model
 
     home = tmp_path / "whole"
     work = Workplace(books, home / "outputs", monkeypatch)
@@ -110,8 +110,7 @@ def whole(tmp_path, monkeypatch, books) -> Path:
     model.generate([list(b"A heron stands in the water. " * 9)], 0, local=50, memory=memory)
     assert memory is not None
     memory.save(home / "memory")
-    make_model("llama").save_pretrained(home / "transformers")
-    make_tokenizer().save_pretrained(home / "transformers")
+    save_model(home / "transformers")
     return home
 
 
@@ -154,8 +153,7 @@ def transformers(home: Path) -> object:
 
 
 def status(home: Path) -> object:
-    words = [f"output={home / 'outputs'}", "task=status"]
-    app.run(to_config(compose_conf(words)), words, compose_conf)
+    run_task(f"output={home / 'outputs'}", "task=status")
     return None
 
 

@@ -20,9 +20,7 @@ from landmark.attention import (
     blockwise_tiles,
     landmark_attention,
 )
-from landmark.attention.inputs import AttentionInputs
 from landmark.attention.plain import causal_attention
-from landmark.attention.reference import landmark_attention_weights
 from tests import oracle
 from tests.attention.cases import arguments, attend, leaves_of, run
 from tests.pairs import all_pairs, name_of
@@ -165,18 +163,6 @@ def test_no_tensor_is_quadratic_in_the_length():
         landmark_attention(*leaves, Window(50))[0].sum().backward()
     assert largest.numbers <= 102 * (length + 102), "a tile"
     assert largest.numbers < length * length / 20
-
-
-def test_worked_example_of_appendix_a():
-    """Blocks of two tokens: a b L c d L e. Groups and products as the paper draws them for the last token."""
-    scores, unused = torch.zeros(1, 1, 7, 7, dtype=torch.float64), torch.zeros(())
-    scores[0, 0, 6] = torch.tensor([1.0, 2.0, 0.5, -1.0, 0.0, 1.5, 0.25]).log1p().nan_to_num(neginf=-30.0)
-    inputs = AttentionInputs(unused, unused, unused, None, torch.tensor([0]), None, None, 2, 0, 1.0)
-    weights, _ = landmark_attention_weights(scores, inputs)
-    e = scores[0, 0, 6].exp()
-    outer, first, second, none = e[2] + e[5] + e[6], e[0] + e[1], e[3] + e[4], torch.zeros_like(e[0])
-    shares = [e[0] / first * e[2], e[1] / first * e[2], none, e[3] / second * e[5], e[4] / second * e[5], none, e[6]]
-    torch.testing.assert_close(weights[0, 0, 6], torch.stack(shares) / outer)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

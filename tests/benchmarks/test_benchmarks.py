@@ -167,10 +167,9 @@ def test_a_wrapped_model_is_measured_beside_the_plain_one(tmp_path):
 def test_a_pretrained_model_is_measured_beside_its_own_cache(tmp_path):
     pytest.importorskip("transformers")
     from benchmarks import pretrained_cost
-    from tests.huggingface.conftest import make_model, make_tokenizer
+    from tests.huggingface.conftest import save_model
 
-    make_model("llama").save_pretrained(tmp_path / "model")
-    make_tokenizer().save_pretrained(tmp_path / "model")
+    save_model(tmp_path / "model")
     words = ["--lengths", "700", "--tokens", "2", "--rounds", "1", "--out", str(tmp_path)]
     assert pretrained_cost.main([str(tmp_path / "model"), *words]) == 0
     rows = read_rows(tmp_path)

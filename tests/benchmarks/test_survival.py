@@ -3,7 +3,6 @@
 import random
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from filelock import FileLock
 
 from benchmarks.survival.outcome import differences, locked, records, wrong_records
 from benchmarks.survival.soak import Kill, Reference, killed_table, undisturbed
-from benchmarks.survival.victim import Victim
-from landmark.training.checkpointing import checkpoints
 
 pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="stages are found in Linux's /proc/locks")
 TINY = ["train.steps=24", "train.validate_every=12", "eval.tokens=16384", "data.max_documents=40"]
@@ -37,15 +34,6 @@ def test_killed_and_then_started_twice_at_once(reference, tmp_path):
     trained = re.findall(r"^(\S+): training for", said, re.MULTILINE)
     assert trained
     assert len(trained) == len(set(trained))
-
-
-def test_terminated_by_a_cluster(tmp_path):
-    victim = Victim(tmp_path, [*TINY, "train.steps=100000"])
-    assert victim.wait_for("train transformer", ["prepare"])
-    victim.process.terminate()
-    assert victim.process.wait() == 128 + signal.SIGTERM
-    assert re.search(r"stopped by SIGTERM, \S+/step-\d+\.ckpt is written: the same command", victim.text())
-    assert checkpoints(next(victim.output.glob("runs/*/checkpoints")))
 
 
 def test_what_differs_is_found(reference, tmp_path):

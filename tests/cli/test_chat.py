@@ -8,15 +8,13 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.cli import main as app
 from landmark.cli import reading as task
-from landmark.config import to_config
-from landmark.huggingface import LandmarkModel, load
+from landmark.huggingface import LandmarkModel, wrap
 from landmark.serving.answering import Answering
 from landmark.utils.errors import UserError
-from tests.configurations import compose_conf
 from tests.huggingface.conftest import make_model
 from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
+from tests.workplace import run_task
 
 BOOK = "A heron stands in the water and waits. " * 20
 
@@ -34,14 +32,15 @@ def ask(tmp_path, capsys, monkeypatch):
 
     def run(*overrides, questions="", kind="pretrained"):
         common = [f"model={kind}", f"model.name={tmp_path / 'model'}", "trainer=cpu", "generate.tokens=5"]
-        blocks = ["retrieval.k=2", "memory.window=9"] if kind == "pretrained" else []
-        given = [*common, f"output={tmp_path / 'outputs'}", "eval.local=50", *blocks, *overrides]
+        blocks = "retrieval.k=2 memory.window=9 retrieval.rerank=4 model.block_size=6" if kind == "pretrained" else ""
+        given = [*common, f"output={tmp_path / 'outputs'}", "eval.local=50", *blocks.split(), *overrides]
         monkeypatch.setattr(sys, "stdin", io.StringIO(questions))
-        app.run(to_config(compose_conf(given)), given, compose_conf)
+        run_task(*given)
         printed = capsys.readouterr()
         return printed.out, printed.err
 
-    run.folder = tmp_path
+    run.folder, run.tokenizer = tmp_path, tokenizer
+    run.model = wrap(model, tokenizer, block_size=6, landmarks="none")
     return run
 
 
@@ -68,8 +67,7 @@ def test_a_chat_about_a_book_reads_it_once_and_goes_on_tomorrow(ask, counted):
     assert sum(counted) < len(BOOK) + 300
     counted.clear()
     later, _ = ask("task=chat", f"memory.load={kept}", questions="When?\n")
-    model, tokenizer = load(ask.folder / "model")
-    memory = model.new_memory()
+    memory, tokenizer = ask.model.new_memory(), ask.tokenizer
     assert sum(counted) < 300
     memory.load(kept)
     chat = [user("Who?"), said(answers[0]), user("Where?"), said(answers[1])]
@@ -95,7 +93,7 @@ def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
 
 def test_a_question_goes_through_the_models_template(ask):
     """After a text it does too; with null it is text. The answer alone is on standard output."""
-    model, tokenizer = load(ask.folder / "model")
+    model, tokenizer = ask.model, ask.tokenizer
     asked = tokenizer.apply_chat_template([user("Who?")], add_generation_prompt=True, tokenize=False)
     for prompt, given in (
         ("Who?", ["generate.template=null"]),
@@ -105,37 +103,21 @@ def test_a_question_goes_through_the_models_template(ask):
     ):
         out, err = ask("task=generate", "prompt=Who?", *given)
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        memory = model.new_memory(k=2, window=9)
+        memory = model.new_memory(k=2, window=9, rerank=4)
         found = model.generate(ids, past_key_values=memory, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
         assert out == tokenizer.decode(found) + "\n" or len(prompt) > len(BOOK)
         assert f"{ids.shape[1]} tokens read" in err
 
 
-def test_a_text_is_read_without_an_answer(ask, counted):
-    out, _ = ask(
-        "task=generate",
-        f"prompt_file={ask.folder / 'book.txt'}",
-        "generate.tokens=0",
-        f"memory.save={ask.folder / 'm'}",
-    )
+def test_a_text_is_read_without_an_answer_and_asked_later(ask, counted):
+    book, kept, question = f"prompt_file={ask.folder / 'book.txt'}", ask.folder / "m", "prompt=Who?"
+    out, err = ask("task=generate", book, "generate.tokens=0", f"memory.save={kept}")
     assert out == ""
     assert sum(counted) == len(BOOK)
-
-
-@pytest.mark.parametrize("name", ["task=generate", "task=chat"])
-@pytest.mark.parametrize(
-    ("given", "wrong"),
-    [
-        ("prompt_file={}/no.txt", "there is no such file"),
-        ("memory.load={}/nothing", "there is no such folder"),
-        ("memory.save={}/model", "exists already"),
-    ],
-)
-def test_what_is_missing_is_said_before_anything_is_loaded(ask, name, given, wrong, monkeypatch):
-    monkeypatch.setattr(task, "load_trained", None)
-    book = [f"prompt_file={ask.folder / 'book.txt'}"] if "memory" in given else []
-    with pytest.raises(UserError, match=wrong):
-        ask(name, *book, given.format(ask.folder), *(["prompt=Who?"] if name == "task=generate" else []))
+    assert f"memory of {len(BOOK) // 6} blocks" in err
+    now, _ = ask("task=generate", book, question)
+    later, _ = ask("task=generate", f"memory.load={kept}", question)
+    assert now == later != "\n"
 
 
 def test_a_model_that_reads_no_blocks_has_no_chat(ask):

@@ -11,7 +11,7 @@ import yaml
 
 import landmark
 from landmark.cli.terminal import said
-from tests.cli.shell import RUN, start
+from tests.cli.shell import RUN
 from tests.forked import TORCHRUN, python
 
 
@@ -63,23 +63,11 @@ def test_nothing_asked_for_shows_what_there_is(here):
     assert "  steps: 7\n" in helped
 
 
-def test_plan_of_the_quickstart(tmp_path):
-    done = start(tmp_path, "+experiment=quickstart", "task=plan")
-    assert (done.code, done.err) == (0, "")
-    assert "missing: 2 runs, 6 rows" in done.out
-
-
 def test_status_of_all_experiments(here):
     done = here("task=status")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("not begun: ablation_retrieval, ")
     assert list(here.folder.iterdir()) == []
-
-
-def test_a_sweep_works_on_each(here):
-    done = here("-m", "task=plan", "+experiment=quickstart", "row=plain_512,landmark_2048")
-    assert done.code == 0
-    assert done.out.count("missing: 1 run, 1 row") == 2
 
 
 def test_a_missing_extra_is_named():

@@ -4,18 +4,14 @@ import io
 import sys
 
 import pytest
-import torch
 
-from landmark.cli import main as app
-from landmark.config import to_config
 from landmark.data import load_tokenizer
 from landmark.data.sources import read_text
-from landmark.models import save
 from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
-from tests.configurations import compose_conf
 from tests.saved import saved_run
+from tests.workplace import run_task
 
 TOKENIZER = load_tokenizer("bytes")
 BOOK, QUESTION = "It was the best of times, it was the worst of times. " * 9, "What was it? "
@@ -35,7 +31,7 @@ def ask(tmp_path, capsys):
             *([] if "+experiment=figure3_passkey" in overrides else ["eval.local=50"]),
             *overrides,
         ]
-        app.run(to_config(compose_conf(overrides)), overrides, compose_conf)
+        run_task(*overrides)
         printed = capsys.readouterr()
         return printed.out, printed.err.splitlines()[-1]
 
@@ -140,36 +136,3 @@ def test_a_run_of_another_tokenizer_is_refused(ask):
     write_json(ask.folder / "run" / "run.json", {"model": {}, "tokenizer": "f" * 64})
     with pytest.raises(UserError, match="was trained with another tokenizer .ffffffffff….* than tokenizer=bytes"):
         ask("prompt=hello")
-
-
-def test_a_memory_of_another_run_is_refused(ask):
-    ask(f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={ask.folder / 'memory'}")
-    with torch.no_grad():
-        ask.model.norm.weight[0] += 1
-    save(ask.model, ask.folder / "run")
-    with pytest.raises(UserError, match="was read by another model"):
-        ask("prompt=hello", f"memory.load={ask.folder / 'memory'}")
-
-
-def test_a_pretrained_model_reads_without_training(ask, tmp_path):
-    """As `wrap` without landmarks; the memory of a book is saved and asked too."""
-    pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
-    from landmark.huggingface import wrap
-    from tests.huggingface.conftest import make_model, make_tokenizer
-
-    folder, tokenizer = tmp_path / "pretrained", make_tokenizer()
-    make_model("llama").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    settings = {"k": 2, "window": 9, "rerank": 4, "first": 1}
-    model = wrap(make_model("llama"), tokenizer, block_size=6, memory=settings, local=50, landmarks="none")
-    own = ["run=null", "model=pretrained", f"model.name={folder}", "tokenizer=pretrained", "generate.tokens=12"]
-    own += ["model.block_size=6", "memory.window=9", "retrieval.k=2", "retrieval.rerank=4"]
-    said, statistics = ask(*own, f"prompt_file={ask.folder / 'book.txt'}")
-    ids = torch.tensor([tokenizer(BOOK)["input_ids"]])
-    generated = model.generate(ids, max_new_tokens=12, do_sample=False)
-    assert said.startswith(tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)[:3])
-    assert statistics.startswith(f"{len(BOOK)} tokens read")
-    assert f"memory of {(len(BOOK) + 11) // 6} blocks" in statistics
-    book, question = f"memory.save={ask.folder / 'kept'}", f"prompt={QUESTION.strip()}"
-    now, _ = ask(*own, f"prompt_file={ask.folder / 'book.txt'}", question, book)
-    assert ask(*own, f"memory.load={ask.folder / 'kept'}", question)[0] == now

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from landmark.utils.files import read_json
-from tests.experiment.test_processes import wait_for
-from tests.forked import python
+from tests.forked import python, wait_for
 
 pytest.importorskip("submitit")
 pytest.importorskip("joblib")

@@ -273,20 +273,6 @@ def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
 
 
-def test_a_damaged_record_is_named_and_not_called_missing(work, capsys):
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    (record,) = (work.output / "records" / "rows").iterdir()
-    record.write_text(record.read_text()[:100])
-    capsys.readouterr()
-    with pytest.raises(UserError, match=rf"{record.name} is not valid JSON, cut short"):
-        work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    with pytest.raises(UserError, match="6 of 6 rows have no record yet"):
-        work("+experiment=quickstart", "data=pg19", "task=table")
-    assert f"{record.name} is not valid JSON, cut short" in capsys.readouterr().out
-    work("+experiment=quickstart", "data=pg19", "task=status")
-    assert f"{record.name} is not valid JSON, cut short" in capsys.readouterr().out
-
-
 def test_only_the_first_of_many_missing_rows_are_named(work, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py"])  # which the message repeats
     with pytest.raises(UserError, match=r"rows have no record yet") as raised:

@@ -7,11 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from landmark.cli import main as app
-from landmark.config import to_config
 from landmark.experiment.records import Records
 from landmark.results import render, tables
-from tests.configurations import compose_conf
+from tests.workplace import run_task
 
 TINY = [
     *("size=nano", "tokenizer=bytes", "trainer=cpu", "trainer.threads=1", "logger=csv", "name=look_back"),
@@ -31,8 +29,7 @@ COMPARE = {"same": "landmark_96,plain_96", "longer": "landmark_240,landmark_96",
 def start(books, output, *given):
     rows = [f"+rows.{name}='{row}'" for name, row in ROWS.items()]
     compare = [f"+compare.{title}=[{pair}]" for title, pair in COMPARE.items()]
-    words = [*TINY, f"data.path={books}", f"output={output}", *rows, *compare, *given]
-    app.run(to_config(compose_conf(words)), words, compose_conf)
+    run_task(*TINY, f"data.path={books}", f"output={output}", *rows, *compare, *given)
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,18 @@ import shlex
 import pytest
 
 SHORT = {
-    "TINY": "data=stdlib tokenizer=bytes size=nano model=landmark",
-    "SWEEP": "-m TINY retrieval.k=1,2",
     "SLURM": "SWEEP hydra/launcher=submitit_slurm",
+    "SWEEP": "-m TINY retrieval.k=1,2",
+    "TINY": "data=stdlib tokenizer=bytes size=nano model=landmark",
     "ONLY": "of Hydra's own settings only hydra/launcher and hydra.launcher.… are read",
     "NOTEXT": "\udcff",
     "ESC": "\x1b",
+    "BOOK": "task=generate model=pretrained model.name=x",  # which is nowhere: files are looked for before it is loaded
+    "CHAT": "task=chat model=pretrained model.name=x",
 }
 # What is typed, with task=plan where there is no task, → a part of the line that it ends in.
 REFUSED = r"""
 model.blok_size=3 → did you mean model.block_size?
-+eval.tokns=3 → unknown key eval.tokns
 train.step=200 → train.step: there is no such setting; did you mean train.steps?
 +experiment=tabel1_pg19 → experiment=tabel1_pg19: there is none; did you mean table1
 train.steps=many → could not be converted to Integer
@@ -102,9 +103,7 @@ rows=x → rows=x: must be a mapping, as {name: value}
 steps=60 → steps: there is no such setting; did you mean train.steps?
 k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
 "name='ESC[2J'" → name=\x1b[2J: must be of letters
-memory.blocks=3 → memory.blocks=3: is less than retrieval.k=4
 model=transformer memory.window=9 memory.sinks=-1 → memory.sinks=-1: must be at least 0
-retrieval.scorer=best → retrieval.scorer=best: must be one of landmark, recent
 eval.local=0 → eval.local=0: must be at least 1
 eval.local=513 → eval.local=513 is longer than eval.length=512
 size=nano eval.length=8192 → raise eval.span to at least 8192
@@ -113,17 +112,13 @@ eval.task=qa → eval.task=qa: must be one of niah_single_1
 eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4: eval.task=copy
 generate.top_p=0 → generate.top_p=0.0: must be above 0
 generate.temperature=-1 → generate.temperature=-1.0: must be at least 0
-task=tabel → task=tabel: must be one of auto, table
 train.precision=8 → train.precision=8: must be one of
 train.steps=0 → train.steps=0: must be at least 1
-train.warmup=2 → train.warmup=2.0: must be above 0 and below 1
 train.k=[] → train.k=[]: must have one number or more, at least 1
 train.k=[4,0] → train.k=[4, 0]: must be at least 1
 train.k=[4] train.local=512 train.length=512 → train.local=512: must be less than train.length=512
 train.length=50 → model.block_size=50: a window of train.length=50 has no room for a block and its landmark
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
-model.head_dim=3 → model.head_dim=3: must be even
-model.block_size=null → model.block_size=null: a landmark model needs it
 model.fan_out=1 → model.fan_out=1: must be at least 2
 seeds=[1,1] → must be a list of different seeds
 logger.service=loud → logger.service=loud: must be one of
@@ -131,10 +126,8 @@ data.passkeys=1.5 → data.passkeys=1.5: must be above 0 and at most 1
 data.repeats=[] → data.repeats=[]: must have one number or more, at least 0 and at most 1
 data.repeats=[0.5,1.1] → data.repeats=[0.5, 1.1]: must be at least 0 and at most 1
 data.repeats=[nan] → data.repeats=nan: must be a finite number
-cmt=on cmt.cutoff=1.1 → cmt.cutoff=1.1: must be at least 0 and at most 1
 cmt=on cmt.cutoff=[0.1,0.2,0.3] → cmt.cutoff=[0.1, 0.2, 0.3]: must be one number, or 12, one for each layer
 positions=jumps positions.p_jump=0 → positions.p_jump=0: must be at least 1
-retrieval.recent=2 retrieval.scorer=recent → retrieval.recent=2: does not go with retrieval.scorer=recent
 data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
 model=transformer model.fan_out=4 → model.fan_out=4: is for model=landmark
@@ -160,7 +153,6 @@ memory.cache=8 → memory.cache has no effect here: it is for memory.tier=cpu or
 +experiment=table2_granularity memory.window=9 → memory.window has no effect on model=landmark
 model=landmark model.as_is=true → model.as_is=True: is for a model that model.name gives
 model=landmark model.lora_rank=4 → model.lora_rank=4: is for a trained model of transformers
-model=llama_landmark model.lora_rank=4 → model.lora_rank=4: is for a trained model of transformers
 model=llama model.name=x → model.name=x and model.family=llama: choose one of them
 model.architecture=x → model.architecture=x: there is no landmark/models/x.py that has a Model
 model=llama model.architecture=x → model.family=llama and model.architecture=x: choose one of them
@@ -178,10 +170,7 @@ modle=landmark → modle: there is no such setting; did you mean model?
 size=nanoo → size=nanoo: there is none; did you mean nano?
 "+rows.a='model=transformer retrieval.k=2'" → row a: retrieval.k has no effect on model=transformer: it is for
 "+rows.a='model=transformer_xl retrieval=per_head'" → row a: retrieval has no effect on model=transformer_xl
-"+rows.a='model=transformer memory.blocks=9'" → row a: memory.blocks has no effect on model=transformer
-"+rows.a='model=landmark memory.window=9'" → row a: memory.window has no effect on model=landmark: it is for
 "+rows.a='model=landmark retrieval=per_block'" → row a: retrieval=per_block: there is none; did you mean per_token
-"+rows.a='model=landmark memory.blocks=3 retrieval.k=4'" → row a: memory.blocks=3: is less than retrieval.k=4
 "+rows.b='model=transformr'" → row b: model=transformr: there is none; did you mean transformer
 "+rows.b='eval.lenght=3'" → row b: eval.lenght: there is no such setting; did you mean eval.length
 "+rows.b='eval.length=abc'" → row b: Error merging override eval.length=abc
@@ -197,12 +186,28 @@ output=taken task=status → taken/records/rows cannot be read (Not a directory)
 +typo=1 +eval.tokns=3 → unknown key typo, eval.tokns
 train=${size} → train=paper: must be a group of settings: name one of its options
 model=pretrained_landmark → model.name
+model.block_size=3 data.repeats=[1] train.length=19 → train.length=19 has no room for a repeat
+model.block_size=3 data.repeats=[1] train.length=17 → train.length=17 has no room for a repeat
+model=transformer eval.local=360 → keeps no memory between chunks
+eval.length=2048 eval.task=unique_blocks retrieval.k=0 → eval.task=unique_blocks:
+eval.length=2048 eval.task=unique_blocks model=transformer → eval.task=unique_blocks:
+eval.length=2048 eval.task=unique_blocks eval.local=2048 → eval.task=unique_blocks:
+"name='../elsewhere'" → name=../elsewhere: must be of letters
+"name='a/b'" → name=a/b: must be of letters
+"name=''" → name=: must be of letters
+"name='.hidden'" → name=.hidden: must be of letters
+BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file
+BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such folder
+BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
+CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
+CHAT memory.load=nothing → memory.load=nothing: there is no such folder
+CHAT memory.save=taken → memory.save=taken: exists already
 """.strip()
 
 
 def spelt(text: str) -> str:
-    for name in ("SLURM", "SWEEP", "TINY", "ONLY", "NOTEXT", "ESC"):
-        text = text.replace(name, SHORT[name])
+    for name, meant in SHORT.items():
+        text = text.replace(name, meant)
     return text
 
 

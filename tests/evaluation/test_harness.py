@@ -24,10 +24,9 @@ from lm_eval.tasks import TaskManager
 
 from landmark.config import to_config
 from landmark.evaluation.harness import LandmarkLM, main
-from landmark.huggingface import LandmarkSettings, attach, place_embedding, wrap
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
-from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.huggingface.conftest import make_tokenizer, save_model, wrapped_model
 from tests.saved import saved_run
 
 LINE = "the crow sees the boat, and the boat sees the crow; "
@@ -50,11 +49,7 @@ def requests(kind, *arguments):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """A tiny Llama with a tokenizer of bytes."""
-    folder = tmp_path_factory.mktemp("plain")
-    model, tokenizer = make_model("llama"), make_tokenizer()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
@@ -64,31 +59,21 @@ def both(plain):
 
 
 @pytest.fixture(scope="module")
-def wrapped(plain, tmp_path_factory):
+def wrapped(tmp_path_factory):
     """The same model with landmarks after every 15 tokens."""
-    folder = tmp_path_factory.mktemp("wrapped")
-    model, tokenizer = make_model("llama"), make_tokenizer()
-    landmark = tokenizer.convert_tokens_to_ids("<landmark>")
-    if landmark is None or landmark == tokenizer.unk_token_id:
-        tokenizer.add_tokens(["<landmark>"], special_tokens=True)
-        landmark = tokenizer.convert_tokens_to_ids("<landmark>")
-    attach(model, LandmarkSettings(landmark, 15, 40))
-    place_embedding(model, landmark)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = make_tokenizer()
+    return save_model(
+        tmp_path_factory.mktemp("wrapped"), wrapped_model("llama", tokenizer, block_size=15, local=40), tokenizer
+    )
 
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
     """The same model, reading without landmarks."""
-    folder, tokenizer = tmp_path_factory.mktemp("without"), make_tokenizer()
     memory = {"k": 3, "window": 7, "rerank": 5}
-    wrap(make_model("llama"), tokenizer, block_size=4, landmarks="none", memory=memory, local=40).save_pretrained(
-        folder
+    return save_model(
+        tmp_path_factory.mktemp("without"), wrapped_model("llama", landmarks="none", memory=memory, local=40)
     )
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +89,11 @@ def chatting(tmp_path_factory):
     """A tiny Llama with a template for chats, and a tokenizer that puts the beginning of text before each text."""
     from tokenizers.processors import TemplateProcessing
 
-    folder = tmp_path_factory.mktemp("chatting")
-    model, tokenizer = make_model("llama"), make_tokenizer()
+    tokenizer = make_tokenizer()
     tokenizer.bos_token, tokenizer.chat_template = "<eot>", TEMPLATE
     processor = TemplateProcessing(single="<eot> $A", special_tokens=[("<eot>", tokenizer.eos_token_id)])
     tokenizer.backend_tokenizer.post_processor = processor
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("chatting"), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("length", [{}, {"max_length": 64}], ids=str)
@@ -170,15 +152,6 @@ def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(fixture, reques
     made.clear()
     model.loglikelihood(requests("loglikelihood", (4 * LINE, "boat")), disable_tqdm=True)
     assert made[:-2] == [1] * (len(made) - 2)
-
-
-def test_all_blocks_retrieved_are_the_whole_text_read_at_once(own):
-    """Where all blocks are retrieved, chunks make no difference but that of positions: one window without memory."""
-    short = LandmarkLM(str(own), device="cpu", local=20, k=100, mapping="true")
-    whole = LandmarkLM(str(own), device="cpu", local=1000, k=100, mapping="true")
-    asked = requests("loglikelihood", *PAIRS)
-    a, b = (model.loglikelihood(asked, disable_tqdm=True) for model in (short, whole))
-    assert [score for score, _ in a] == pytest.approx([score for score, _ in b], rel=1e-4)
 
 
 class Colours(ConfigurableTask):

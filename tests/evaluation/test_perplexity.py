@@ -115,11 +115,6 @@ def test_dropped_lookups_are_counted_and_attend_to_nothing(stream):
     assert len({result["nll"] for result in (kept, half, none)}) == 3
 
 
-def test_a_cutoff_without_a_context_miss_token_is_refused(stream):
-    with pytest.raises(UserError, match="cmt.cutoff=0.3: this model has no context miss token"):
-        evaluate(model_of(LANDMARK), stream, TOKENIZER, settings(local=17, cutoff=0.3))
-
-
 def test_transformer_xl_reads_its_windows(stream):
     model = model_of(XL)
     result = evaluate(model, stream, TOKENIZER, settings(length=64))
@@ -166,7 +161,6 @@ def test_progress_reaches_the_end(stream):
         (LANDMARK, {"local": 65}, "longer than eval.length"),
         (PLAIN, {"local": 32}, "keeps no memory"),
         (LANDMARK, {"local": 32, "k": -1}, "retrieval.k=-1"),
-        (LANDMARK, {"local": 32, "k": 3, "blocks": 2}, "memory.blocks=2"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(stream, config, change, message):

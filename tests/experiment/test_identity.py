@@ -35,7 +35,7 @@ OTHER_ROWS = {
         retrieval.scorer=recent eval.task=unique_blocks positions.mapping=true retrieval.recent=1 memory.index=faiss
         memory.index=faiss_flat eval.task=copy eval.task=vt
         eval.task=copy+eval.prompts=9 eval.task=fwe eval.task=vt+eval.prompts=9 eval.task=vt+eval.generated=5
-        eval.task=passkey eval.task=passkey+data.needles=4""",
+        eval.task=passkey eval.task=passkey+data.needles=4 model.masked=true""",
     "size=nano": "eval.span=2048 cmt=on cmt=on+cmt.cutoff=0.3 cmt=on+cmt.cutoff=[0,0,0.3,1]",
     "model=transformer eval.local=256": """
         memory.window=256 memory.window=200 memory.window=256+memory.sinks=2""",

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import read_json
 from landmark.utils.team import Team, started_together
 from tests.experiment.processes_case import part, train
-from tests.forked import TORCHRUN, Started
+from tests.forked import TORCHRUN, Started, wait_for
 from tests.together import exit_codes
 from tests.training.training_case import make_config
 
@@ -57,18 +56,6 @@ def test_end_of_the_first_is_the_end_of_all(tmp_path, number):
         assert process.returncode == 128 + number
         assert printed == "stopped by SIGTERM: the same command goes on from here\n"
     wait_for(lambda: not any(os.path.exists(f"/proc/{each}") for each in ids))
-
-
-def wait_for(found):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if result := found():
-                return result
-        except FileNotFoundError:
-            pass
-        time.sleep(0.05)
-    raise TimeoutError
 
 
 LOST = "error: the connection with another process was lost ("

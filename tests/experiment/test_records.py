@@ -30,6 +30,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import delete_leftovers, locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
 from tests.experiment.holding import hold
+from tests.test_kills import save_memory
 
 LAUNCH = (trained_with, "launch.json", r".*: delete it, training the run writes it anew")
 RUN = (read_run, "run.json", r".*: name another run=")
@@ -74,18 +75,29 @@ def test_a_damaged_file_is_one_line(tmp_path, read, name, content, message):
         read(path.parent if read in (trained_with, read_run) else path)
 
 
-def test_damaged_records_do_not_end_the_report(work, capsys):
-    """Each has another part that is no object."""
-    work("+experiment=quickstart", "data=pg19", "seeds=null")
-    paths = sorted((work.output / "records" / "rows").iterdir())
-    damaged = dict(zip(("settings", "labels", "results", "provenance"), paths, strict=False))
-    for task, value in (("report", None), ("status", []), ("status", 3)):
+def test_damaged_records_are_named_and_the_others_are_shown(work, capsys):
+    """Of four another part is no object, one is cut short or has a number that is none; the sixth is whole."""
+    quickstart = ("+experiment=quickstart", "data=pg19")
+    work(*quickstart, "seeds=null")
+    _, broken, *paths = sorted((work.output / "records" / "rows").iterdir())
+    damaged = dict(zip(("settings", "labels", "results", "provenance"), paths, strict=True))
+    text = broken.read_text()
+    results = json.loads(text)["results"]
+    nan, infinite = (json.dumps(json.loads(text) | {"results": results | {"nll": float(x)}}) for x in ("nan", "inf"))
+    for value, content in ((None, text[:100]), ([], nan), (3, infinite)):
+        broken.write_text(content)
         for part, path in damaged.items():
             path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
-        work.task(f"output={work.output}", f"task={task}")
-        said = capsys.readouterr().out
-        for part, path in damaged.items():
-            assert f"{path}: {part} is {json.dumps(value)}, not an object" in said
+        for task in ("report", "status", "table"):
+            words = [*work.common, *quickstart] if task == "table" else [f"output={work.output}"]
+            work.task(*words, f"task={task}")
+            said = capsys.readouterr().out
+            assert f"{broken.name} is not valid JSON, cut short or altered" in said
+            for part, path in damaged.items():
+                assert f"{path}: {part} is {json.dumps(value)}, not an object" in said
+        assert "5 of 6 rows have no record yet" in said
+    with pytest.raises(UserError, match=f"{broken.name} is not valid JSON, cut short"):
+        work(*quickstart, f"row={json.loads(text)['labels']['row']}")
 
 
 def test_a_record_says_where_it_was_made_and_one_that_is_no_number_is_not_written(tmp_path):
@@ -308,18 +320,11 @@ def test_a_command_that_makes_runs_deletes_what_killed_ones_left(work):
 
 def test_a_memory_is_saved_after_a_kill(tmp_path):
     """Numbers of processes recur: in a container each command may be number 7."""
-    import torch
-
-    from landmark.memory import Memory
-
     left = tmp_path / f".book.{os.getpid()}.tmp"
     left.mkdir()
     (left / "layer-0.blocks").touch()
     (tmp_path / ".book.999999.tmp").mkdir()
-    memory = Memory(block_size=2, k=1)
-    memory.attend(0, *(torch.randn(1, 1, 6, 4) for _ in range(3)))
-    memory.commit()
-    memory.save(tmp_path / "book")
+    save_memory(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["book"]
 
 

@@ -12,7 +12,6 @@ from landmark.config import checks
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
-from landmark.experiment.identity import row_settings, run_settings
 from landmark.experiment.jobs import check
 from landmark.extensions.masked_lm import SHARE, MaskedTokens, evaluate, landmark_attention_both_ways, masked_tokens
 from landmark.models.config import DecoderConfig
@@ -22,6 +21,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 from tests import oracle
 from tests.configurations import changed
+from tests.data.test_windows import batches
 from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY, tiny
 from tests.pairs import all_pairs, name_of
 from tests.training.training_case import MASKED, TOKENIZER, make_config, make_corpus
@@ -126,11 +126,6 @@ def module_of(folder, kind=MASKED, rank=0, devices=1):
     return module
 
 
-def batches(module, count, start=0):
-    module.start_step = start
-    return list(itertools.islice(module.train_dataloader(), count))
-
-
 def test_hidden_tokens_are_the_targets_and_nothing_else_changes(tmp_path):
     hidden = normal = 0
     for ours, plain in zip(batches(module_of(tmp_path), 60), batches(module_of(tmp_path, "landmark"), 60), strict=True):
@@ -202,13 +197,6 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
     assert found["nll"] == pytest.approx(np.mean(losses), rel=1e-9)
     assert sum(n for n, _ in found["position_nll"]) == found["tokens"]
     assert found["keys_attended"] == (60 if kind == "transformer" or k == 100 else 15)
-
-
-def test_identities_tell_masked_models_apart():
-    configs = make_config("landmark"), make_config(MASKED)
-    for settings in (lambda each: run_settings(each, "t", "s")["model"], lambda each: row_settings(each, "run", "s")):
-        plain, masked = map(settings, configs)
-        assert masked == plain | {"masked": True}
 
 
 @pytest.mark.parametrize(

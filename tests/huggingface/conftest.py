@@ -92,6 +92,13 @@ def wrapped_model(family: str, tokenizer=None, seed: int = 0, **settings):
     return wrap(make_model(family, seed=seed), tokenizer or make_tokenizer(), **{**SETTINGS, **settings})
 
 
+def save_model(folder, model="llama", tokenizer=None):
+    """A model, or a tiny one of this family, and a tokenizer, as transformers saves them. Returns the folder."""
+    (make_model(model) if isinstance(model, str) else model).save_pretrained(folder)
+    (tokenizer or make_tokenizer()).save_pretrained(folder)
+    return folder
+
+
 @torch.no_grad()
 def read(model, ids, memory=None, parts=None):
     """Logits of all tokens, read in parts of so many tokens with a memory. None: an empty one, in one part."""

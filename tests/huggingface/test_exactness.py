@@ -11,7 +11,6 @@ from transformers import AttentionInterface
 from landmark.attention.keys import Keys
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import unwrap
-from landmark.huggingface.families import unrotate
 from landmark.memory.construction import memory_of
 from landmark.memory.settings import MemorySettings
 from tests.huggingface.conftest import BLOCK, wrapped_model
@@ -74,14 +73,3 @@ def test_reading_with_a_memory_is_our_memory_on_the_same_weights(family, granula
     found = wrapped(ids, past_key_values=(cache := wrapped.new_memory())).logits
     assert cache.stats["blocks_retrieved"] > 0
     torch.testing.assert_close(found, torch.cat(expected, 1), rtol=0, atol=1e-5)  # the model's frequencies are float32
-
-
-def test_unrotate_undoes_the_models_rotation():
-    frequency = 1e4 ** -(torch.arange(0, 16, 2) / 16)
-    x, positions = torch.randn(2, 3, 30, 16), torch.randint(0, 500, (2, 30))
-    angle = positions[:, None, :, None].float() * frequency
-    a, b = x.chunk(2, -1)
-    turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-    torch.testing.assert_close(unrotate(turned, positions, frequency), side_by_side(x), rtol=0, atol=2e-6)
-    for none in (torch.zeros(1, 30, dtype=torch.int64), None):
-        assert torch.equal(unrotate(x, none, frequency), side_by_side(x))

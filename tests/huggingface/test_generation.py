@@ -130,10 +130,12 @@ def test_reads_under_autocast(wrapped, ids):
     assert (ours - exact).abs().median() < 0.05  # some query may choose another block
 
 
-@pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
 @pytest.mark.parametrize(
-    ("family", "mapping"),
-    [("llama", None), ("gemma3", None), ("llama", "auto"), ("gemma3", "auto"), ("llama", "stingy")],
+    ("family", "mapping", "tier"),
+    [
+        *(("gemma3", mapping, tier) for mapping in (None, "auto") for tier in ("device", "cpu", "disk")),
+        *(("llama", mapping, "disk") for mapping in (None, "auto", "stingy")),
+    ],
 )
 def test_where_blocks_are_stored_and_what_is_saved_make_no_difference(family, mapping, tier, ids, tokenizer, tmp_path):
     """With landmarks, and without by each mapping; the ids are saved too, and a memory that is reordered."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import Passkey
@@ -16,7 +16,6 @@ from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.tokenizers import PretrainedTokenizer
 from landmark.evaluation.rows import evaluate
 from landmark.huggingface import wrap
-from landmark.models.checkpoint import load
 from landmark.models.pretrained import Pretrained
 from landmark.utils.constants import NO_LOSS
 from tests.evaluation.test_perplexity import settings
@@ -92,16 +91,6 @@ def test_prompts_begin_as_texts_do(data):
     both = tokenizer, PretrainedTokenizer(make_tokenizer())
     assert len({SyntheticCorpus(data, each).split("test").sha256 for each in both}) == 2
     assert bare.tokens[0] != BEGINNING
-
-
-def test_weights_in_half_precision(tmp_path):
-    model = make_model("qwen2")
-    model.save_pretrained(tmp_path)
-    half = load(tmp_path, dtype="bfloat16")
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    ids = torch.arange(40)[None]
-    with torch.no_grad():
-        assert torch.equal(half(ids), expected(ids).logits)
 
 
 @pytest.mark.parametrize("block_size", [None, 7])

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from landmark.huggingface.released import recover
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.huggingface.conftest import make_model, make_tokenizer, save_model
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def released(tmp_path):
     for name, before in AutoModelForCausalLM.from_pretrained(base).state_dict().items():
         further = before.mean(0, keepdim=True).expand(len(weights[name]) - len(before), *before.shape[1:])
         tuned.state_dict()[name].sub_(torch.cat([before, further]))
-    tuned.save_pretrained(diff)
-    tokenizer.save_pretrained(diff)
+    save_model(diff, tuned, tokenizer)
     return base, diff, weights
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface import LandmarkCollator, windows
+from landmark.huggingface import LandmarkCollator
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, wrapped_model
 
@@ -166,9 +166,3 @@ def test_a_collator_of_another_block_size_is_noticed(wrapped, documents, packed)
     batch["phase"] = (batch["phase"] + 1) % (BLOCK + 1)
     with pytest.raises(UserError, match="window 0 has no landmark at token"):
         wrapped(**batch)
-
-
-def test_places_of_landmarks():
-    assert windows.is_landmark(torch.tensor([0, 2]), 6, 2).long().tolist() == [[0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0]]
-    packed = windows.is_landmark(torch.tensor([1, 0]), 6, 2, torch.tensor([0, 2, 6]))
-    assert packed.long().tolist() == [[0, 1, 0, 0, 1, 0]]

@@ -12,7 +12,8 @@ from landmark.experiment.jobs import Inputs
 from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
-from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.huggingface.conftest import save_model
+from tests.workplace import run_task
 
 ROWS = {
     "training": "model=pretrained_base model.as_is=false model.lora_rank=2",
@@ -32,12 +33,11 @@ LISTED = f"+rows={{{', '.join(f'{name}: {text!r}' for name, text in ROWS.items()
 def launch(tmp_path_factory):
     """A function that runs a command with a tiny Llama, and gives the records of its rows by their names."""
     output = tmp_path_factory.mktemp("tuned")
-    make_model("llama").save_pretrained(output / "tiny")
-    make_tokenizer().save_pretrained(output / "tiny")
+    save_model(output / "tiny")
 
     def run(*words, name=output / "tiny"):
         given = [*SETTINGS, f"output={output}", f"model.name={name}", *words]
-        app.run(to_config(compose_conf(given)), given, compose_conf)
+        run_task(*given)
         rows = [json.loads(path.read_text()) for path in (output / "records" / "rows").glob("*.json")]
         return output, {row["labels"]["row"]: row for row in rows}
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.cli import main as app
 from landmark.config import to_config
 from landmark.config.saved import write_launch
 from landmark.inspector.page import NATS, SCRIPTS, UNIT, _characters, render
@@ -25,6 +24,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from tests.configurations import compose_conf
 from tests.inspector.conftest import LOCAL, TEXT, TOKENIZER, model_of
+from tests.workplace import run_task
 
 LONG = TEXT * 7  # more than a chunk of 250
 
@@ -99,7 +99,7 @@ def inspect(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
-        app.run(to_config(compose_conf([*words, "trainer=cpu"])), list(words), compose_conf)
+        run_task(*words, "trainer=cpu")
         return capsys.readouterr().out
 
     return run

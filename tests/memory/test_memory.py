@@ -8,7 +8,6 @@ from landmark.attention import ContextMiss, Grouped, Scoring, Sinks
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotary_frequencies
 from landmark.memory import Memory
-from landmark.memory.positions import Stingy
 from landmark.memory.select import Best
 from landmark.memory.settings import GRANULARITIES
 from landmark.utils.constants import channels_of
@@ -90,16 +89,6 @@ def test_memory_equals_plain_loops(case):
     )
     expected = reader.read(q[0].numpy(), wide_k, wide_v, list(case["chunks"]))
     np.testing.assert_allclose(out[0], expected, atol=1e-10)
-
-
-def test_stingy_mapping_of_figure_2():
-    """k=2 of 5 blocks: the last two keep their places, older ones share slot 0; an empty slot parts old from recent."""
-    lags = Stingy().lags(5, 2, 4)
-    assert len(lags.distances) == 3
-    assert (3 - lags.scoring(torch.tensor([5, 4, 3, 2, 1]))).tolist() == [0, 0, 0, 1, 2]
-    for ages, slots in (([4, 1], [0, 2]), ([5, 3], [0, 1]), ([2, 1], [1, 2])):
-        assert (3 - lags.attending(torch.tensor(ages))).tolist() == slots
-    assert (1 - Stingy().lags(1, 2, 4).attending(torch.tensor([1]))).tolist() == [0]
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.evaluation.rows import evidence_blocks
 from landmark.memory import Memory
 from landmark.memory.select import Best, Given, MeanKeys, Newest, Random, SecondLook, scores
 from landmark.memory.settings import GRANULARITIES
@@ -65,11 +64,6 @@ def test_given_blocks_come_first_then_the_newest(granularity, heads, queries):
     assert (seen[-1] == torch.tensor([2, 1])).all()
     with pytest.raises(RuntimeError, match="set its `numbers`"):
         feed(Memory(4, select=Given()), q, k, v, [30, 10])
-
-
-def test_blocks_of_evidence():
-    blocks = evidence_blocks([[(0, 3), (49, 51)], [], [(100, 150)]], 50)
-    assert blocks.tolist() == [[0, 1], [-1, -1], [2, -1]]
 
 
 @given(st.integers(2, 3000), st.integers(1, 9), st.integers(0, 5), st.integers(0, 1000))

@@ -19,6 +19,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
 from landmark.utils.trust import name_modules
 from tests.saved import edit, hash_again
+from tests.training.training_case import assert_same_weights
 
 CONFIG = DecoderConfig(64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, landmarks=Landmarks(60, 5))
 SHAPE = ("model.num_layers=2", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "recipe=paper")
@@ -36,11 +37,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def assert_same(model, expected):
-    for name, tensor in expected.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor), name
-
-
 def test_round_trip(folder, monkeypatch):
     """Each file is hashed once."""
     hashed, digest = [], hashlib.file_digest
@@ -50,7 +46,7 @@ def test_round_trip(folder, monkeypatch):
     assert len(hashed) == 2  # configuration and weights
     assert model.config == CONFIG
     assert not model.training
-    assert_same(model, new())
+    assert_same_weights(model, new())
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", HASHES}
     named = [line.split("  ")[1] for line in (folder / HASHES).read_text().splitlines()]
     assert named == ["config.json", "model.safetensors"]
@@ -67,7 +63,7 @@ def test_the_authors_names_are_read(folder):
         theirs["transformer.ln_f.weight" if name == "norm.weight" else name] = tensor.clone()
     save_file(theirs, folder / "model.safetensors")
     hash_again(folder)
-    assert_same(load(folder), model)
+    assert_same_weights(load(folder), model)
 
 
 def test_a_training_starts_from_it(folder, configure):
@@ -75,7 +71,7 @@ def test_a_training_starts_from_it(folder, configure):
     config = configure("model=landmark", "model.block_size=5", *SHAPE).model
     model = build(config, VOCABULARY, start=str(folder))
     assert model.training
-    assert_same(model, load(folder))
+    assert_same_weights(model, load(folder))
     drawn = build(config, VOCABULARY).state_dict()["embedding.weight"]
     assert not torch.equal(drawn, model.state_dict()["embedding.weight"])
     with pytest.raises(UserError, match="block_size is 5, not 7"):
@@ -178,7 +174,6 @@ RETRAIN = r"weights\.sha256.*: delete the folder and train again"
         (config(num_layers="two"), r"config\.json"),
         (config(colour="red"), r"model\.colour"),
         (config(landmark_key="pooled"), "landmark_key=pooled"),
-        (config(alpha=1.5), "alpha=1.5"),
         (config(short_convolution=4), "model.short_convolution: there is no such setting"),
     ],
 )

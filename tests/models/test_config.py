@@ -1,6 +1,6 @@
 """A decoder's configuration refuses settings from which no decoder can be built."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +48,6 @@ def test_files_name_what_is_not_the_default():
     assert config.options == {"fan_out": 4, "levels": 2}
     assert config.to_flat() == flat | config.options
     assert DecoderConfig.from_flat(config.to_flat()) == config
-    assert len(fields(DecoderConfig)) <= 14
 
 
 def test_a_memory_knows_its_model_by_all_but_the_backend():

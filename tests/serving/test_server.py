@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.huggingface import PrefixCache
 from landmark.serving import answering
-from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
 from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
@@ -192,14 +191,3 @@ def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, 
                 time.sleep(0.02)
     finally:
         gc.enable()
-
-
-def test_a_second_server_of_a_folder_ends_with_one_line(server, model, tokenizer, tmp_path, monkeypatch, capsys):
-    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
-    monkeypatch.setenv("LANDMARK_API_KEY", "a-key")
-    monkeypatch.setattr("sys.argv", ["serving", str(tmp_path), "--memories", str(server.folder)])
-    with pytest.raises(SystemExit) as error:
-        main()
-    assert error.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "keeps its memories here: stop it, or name another folder with --memories" in said

@@ -6,15 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from landmark.cli import main as app
-from landmark.config import to_config
 from landmark.experiment.records import Records
 from landmark.tracking import dashboard
 from landmark.tracking.tracker import of_run
 from landmark.utils.errors import UserError
 from landmark.utils.source_tree import commit
-from tests.configurations import compose_conf
 from tests.tracking.offline import read_offline
+from tests.workplace import run_task
 
 TINY = [
     *("size=nano", "tokenizer=bytes", "trainer=cpu", "trainer.threads=1"),
@@ -25,27 +23,23 @@ TINY = [
 FIGURE5 = ["+experiment=figure5_unique_blocks", "cmt=on", "cmt.cutoff=0.01", "eval.tokens=4096"]
 
 
-def start(*overrides):
-    app.run(to_config(compose_conf(list(overrides))), list(overrides), compose_conf)
-
-
 @pytest.fixture(scope="module")
 def offline(books, tmp_path_factory):
     """The W&B runs of an experiment of three rows, and of a row of every other kind of measurement."""
     output = tmp_path_factory.mktemp("offline")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
-        start(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
+        run_task(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
         prompts = ("data=passkey", "eval.length=300", "eval.local=300", "eval.prompts=1", "eval.generated=1")
-        start("model=landmark", *prompts, *TINY, f"output={output}")
+        run_task("model=landmark", *prompts, *TINY, f"output={output}")
         text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")
-        start(*text, "eval.task=copy", "eval.length=128", "eval.local=64")
+        run_task(*text, "eval.task=copy", "eval.length=128", "eval.local=64")
         sentences = tmp_path_factory.mktemp("sentences")
         said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
         (sentences / "a.txt").write_text("".join(map(said.format, range(300))))
         found = ("data=documents", f"data.path={sentences}", *text[:1], *text[2:])
-        start(*found, "eval.task=rank_by_landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
-        start(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
+        run_task(*found, "eval.task=rank_by_landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
+        run_task(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
     runs = read_offline(output)
     kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}
     return SimpleNamespace(output=output, records=Records(output), runs=runs, **kinds)
@@ -152,8 +146,8 @@ def dashboards(offline, books):
     """Specifications that task=dashboard writes: of the project and of an experiment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
-        start("task=dashboard", f"output={offline.output}")
-        start("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={offline.output}")
+        run_task("task=dashboard", f"output={offline.output}")
+        run_task("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={offline.output}")
     folder = offline.output / "dashboards"
     return [json.loads((folder / f"{name}.json").read_text()) for name in ("project", "figure5_unique_blocks")]
 
@@ -192,4 +186,4 @@ def test_a_dashboard_that_cannot_be_made_is_one_line(configure, books, tmp_path,
     with pytest.raises(UserError, match=r"W&B did not take the workspace \(no route\)"):
         dashboard.publish(dashboard.build(configure()))
     with pytest.raises(UserError, match="corpus pg19 is not prepared"):
-        start("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}")
+        run_task("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}")

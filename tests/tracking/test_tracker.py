@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import wandb
-from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config.schema import LoggerConfig
 from landmark.data.synthetic import SyntheticSplit
@@ -22,7 +21,7 @@ from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
 from tests.tracking.offline import read_offline
 from tests.tracking.wandb_server import Server
-from tests.training.training_case import make_config, run
+from tests.training.training_case import At, make_config, run
 
 ROOT = Path(__file__).parents[2]
 KEY, LOGIN = {"WANDB_API_KEY": "x" * 40}, "machine {} login user password x\n"
@@ -203,16 +202,14 @@ def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog
 def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatch, trouble):
     """The training continues, and its metrics can be uploaded later."""
 
-    class Trouble(DummyLogger):
-        def log_metrics(self, metrics, step=None, **_):
-            if step == 15:
-                server.refuses_the_key = True
-                if trouble == "gone":
-                    server.go_away()
+    def begin():
+        server.refuses_the_key = True
+        if trouble == "gone":
+            server.go_away()
 
     config = configure(f"output={tmp_path}", "name=survival")
     with Tracker().training(config, "run", corpus=Corpus(), folder=tmp_path / "run") as made:
-        _, summary = run(make_config("transformer"), tmp_path, [*made, Trouble()])
+        _, summary = run(make_config("transformer"), tmp_path, [*made, At(15, begin)])
     every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})
     assert summary["steps"] == 40
     assert set(uploaded(server)) < set(every_step)

@@ -2,22 +2,8 @@
 
 from contextlib import nullcontext, suppress
 
-from lightning.pytorch.loggers.logger import DummyLogger
-
 from landmark.training import train as train_model
-from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus, make_model
-
-
-class Stop(DummyLogger):
-    """Raises KeyError when a step's measurements are logged, in every process."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def log_metrics(self, metrics, step=None, **_):
-        if step == self.step:
-            raise KeyError("stop")
+from tests.training.training_case import TOKENIZER, fails, identity_of, make_config, make_corpus, make_model
 
 
 def train(folder, kind, stop=None, strategy="auto", **changes):
@@ -28,7 +14,7 @@ def train(folder, kind, stop=None, strategy="auto", **changes):
     if config.train.precision != "bf16-mixed":
         model.double()  # a checkpoint's weights are read before Lightning makes them float64
     (folder / "run").mkdir(parents=True, exist_ok=True)
-    loggers = [] if stop is None else [Stop(stop)]
+    loggers = [] if stop is None else [fails(stop)]
     with nullcontext() if stop is None else suppress(KeyError):
         corpus = make_corpus(folder / "data")
         train_model(model, corpus, TOKENIZER, config, folder / "run", loggers, identity_of(config, corpus))

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config.schema import (
     CmtConfig,
@@ -25,7 +27,6 @@ from landmark.experiment.identity import run_settings
 from landmark.models import build
 from landmark.training import train
 from landmark.training.lightning_module import LanguageModelTraining
-from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.utils.files import write_atomic
 
 EXTRAS = "landmark_extras"  # with a context miss token, positional jumps, and all that makes models look back
@@ -112,39 +113,50 @@ def identity_of(config: Config, corpus: Corpus, start: str | None = None) -> dic
     return run_settings(config, TOKENIZER.hash, corpus.split("train").sha256, start)
 
 
-def train_and_die(kind: str, folder: Path, event: str, step: int) -> None:
-    """In a process of its own. SIGKILL comes after `step` is logged, or while its checkpoint is written (event "save");
-    SIGTERM in it, to the last process alone (event "term")."""
+class At(DummyLogger):
+    """Does something when a step's measurements are logged, in every process, after metrics.csv has them."""
 
-    def kill() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, step: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.step, self.act = step, act
 
-    if event == "log":
-        log = MetricsCsvLogger.log_metrics
+    def log_metrics(self, metrics, step=None, **_):
+        if step == self.step:
+            self.act()
 
-        def log_and_die(self, metrics, step_now=None):
-            log(self, metrics, step_now)
-            if step_now == step:
-                kill()
 
-        MetricsCsvLogger.log_metrics = log_and_die
-    elif event == "term":
-        training_step = LanguageModelTraining.training_step
+def signals(number: int, step: int) -> At:
+    """Sends this process a signal when a step is logged."""
+    return At(step, lambda: os.kill(os.getpid(), number))
 
-        def step_and_be_terminated(self, batch, batch_idx):
-            if self.global_step == step - 1 and self.trainer.global_rank == self.trainer.world_size - 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return training_step(self, batch, batch_idx)
 
-        LanguageModelTraining.training_step = step_and_be_terminated
-    else:
-        replace = os.replace
+def fails(step: int) -> At:
+    """Raises KeyError when a step is logged."""
 
-        def die_or_replace(source, target):
-            if str(target).endswith(f"{step}.ckpt"):
-                os.truncate(source, os.path.getsize(source) // 2)
-                kill()
-            replace(source, target)
+    def stop() -> None:
+        raise KeyError("stop")
 
-        os.replace = die_or_replace
+    return At(step, stop)
+
+
+def assert_same_weights(a: torch.nn.Module, b: torch.nn.Module) -> None:
+    for name, weight in a.state_dict().items():
+        assert torch.equal(weight, b.state_dict()[name]), name
+
+
+def train_and_die(kind: str, folder: Path, step: int) -> None:
+    """In a process of its own: SIGKILL comes after `step` is logged."""
+    run(make_config(kind), folder, [signals(signal.SIGKILL, step)])
+
+
+def train_and_be_terminated(kind: str, folder: Path, step: int) -> None:
+    """In several processes: SIGTERM comes in `step`, to the last one alone."""
+    training_step = LanguageModelTraining.training_step
+
+    def step_and_be_terminated(self, batch, batch_idx):
+        if self.global_step == step - 1 and self.trainer.global_rank == self.trainer.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return training_step(self, batch, batch_idx)
+
+    LanguageModelTraining.training_step = step_and_be_terminated
     run(make_config(kind), folder)

@@ -41,9 +41,3 @@ def test_written_files_have_ordinary_permissions(tmp_path: Path):
     files.write_atomic(tmp_path / "atomic", b"")
     (tmp_path / "ordinary").write_bytes(b"")
     assert stat.S_IMODE((tmp_path / "atomic").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
-
-
-def test_hash_of_a_file(tmp_path: Path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert files.sha256_file(tmp_path / "abc") == expected

@@ -7,6 +7,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,13 @@ def _run(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) ->
     finally:  # which multiprocessing leaves out
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def wait_for(found, seconds=60):

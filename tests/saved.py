@@ -9,25 +9,30 @@ import torch
 from landmark.config import Config
 from landmark.config.saved import write_launch
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, save
+from landmark.models import Decoder, DecoderConfig, save
 from landmark.utils.files import HASHES, write_hashes, write_json
 from tests.configurations import decoder_config
 
 
-def saved_run(folder: Path, kind: str = "landmark", config: Config | None = None, tokenizer: str = "bytes") -> Decoder:
-    """A run's folder. The weights are random, and large enough that the text decides what comes next.
-
-    config: that its launch.json names; None: it has none.
-    """
+def random_decoder(config: DecoderConfig, std: float = 0.5) -> Decoder:
+    """The same weights each time, large enough that the text decides what comes next."""
     torch.manual_seed(0)
+    model = Decoder(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+def saved_run(
+    folder: Path, kind: str = "landmark", config: Config | None = None, tokenizer: str = "bytes", block_size: int = 20
+) -> Decoder:
+    """A run's folder. config: that its launch.json names; None: it has none."""
     vocabulary = load_tokenizer(tokenizer)
     shape = decoder_config(
         kind, vocabulary.vocab_size, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16,
-        landmark_id=vocabulary.landmark, block_size=20,
+        landmark_id=vocabulary.landmark, block_size=block_size,
     )  # fmt: skip
-    model = Decoder(shape).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+    model = random_decoder(shape)
     with torch.no_grad():
         model.embedding.weight[128:] = 0  # says ASCII
     folder.mkdir(parents=True, exist_ok=True)

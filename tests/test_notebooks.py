@@ -4,16 +4,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import torch
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from landmark.config import to_config
-from landmark.config.saved import write_launch
-from landmark.data import load_tokenizer
-from landmark.models import Decoder, save
 from landmark.utils.files import sealed, write_json
-from tests.configurations import compose_conf, decoder_config, row_record
+from tests.configurations import compose_conf, row_record
+from tests.saved import saved_run
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -90,15 +87,8 @@ def test_tables_are_made_of_records(run, monkeypatch, tmp_path):
 
 
 def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
-    torch.manual_seed(0)
-    config = decoder_config("landmark", 320, 2, 2, 8, 16, landmark_id=257, block_size=50)
-    model = Decoder(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    folder = tmp_path / "runs" / "landmark-made-up"
-    write_json(folder / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
-    write_launch(folder, to_config(compose_conf(["model=landmark", "data=stdlib", "tokenizer=bytes"])))
-    save(model, folder, beside=("run.json", "launch.json"))
+    config = to_config(compose_conf(["model=landmark", "data=stdlib", "tokenizer=bytes"]))
+    saved_run(tmp_path / "runs" / "landmark-made-up", config=config, block_size=50)
     (tmp_path / "runs" / "landmark-not-finished").mkdir()
     monkeypatch.setenv("LANDMARK_OUTPUT", str(tmp_path))
     monkeypatch.delenv("LANDMARK_RUN", raising=False)

@@ -6,13 +6,12 @@ Each has the variables that torchrun sets: to import torch and Lightning in ever
 import faulthandler
 import os
 import signal
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tests.forked import CONTEXT, PRELOADED
+from tests.forked import CONTEXT, PRELOADED, free_port
 
 
 def together(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 280) -> None:
@@ -34,9 +33,7 @@ def exit_codes(
     hanging: the one that will not end, so that nobody waits for it.
     """
     CONTEXT.set_forkserver_preload(PRELOADED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     started = [
         CONTEXT.Process(target=_one, args=(rank, count, port, function, arguments), daemon=True)
         for rank in range(count)

@@ -6,13 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from landmark.cli.composing import settings_found
 from landmark.cli.sweeps import SubmititSlurm
-from landmark.config import to_config
-from landmark.utils.errors import UserError
-from tests.configurations import compose_conf
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "run.py", *sorted(ROOT.glob("landmark/**/*.py")), *sorted(ROOT.glob("benchmarks/**/*.py"))]
@@ -57,16 +52,6 @@ def test_nothing_is_unpickled():
         if name.endswith("from_pretrained"):
             assert file in FROM_PRETRAINED, f"{file}:{call.lineno}: open it as landmark.huggingface.safe_loading does"
     assert "torch.load" in seen
-
-
-def test_a_row_reads_no_variable_of_the_environment(monkeypatch):
-    """Values of rows are set on a configuration that is composed already."""
-    monkeypatch.setenv("SECRET", "hunter2")
-    composed = compose_conf([])
-    with settings_found():
-        OmegaConf.update(composed, "data.path", "${oc.env:SECRET}", merge=True)
-        with pytest.raises(UserError, match="Unsupported interpolation type"):
-            to_config(composed)
 
 
 @pytest.mark.parametrize("key", [item.name for item in fields(SubmititSlurm) if "str" in str(item.type)])

@@ -12,7 +12,6 @@ import yaml
 import landmark
 from landmark.cli.terminal import said
 from tests.cli.shell import RUN
-from tests.forked import TORCHRUN, python
 
 
 def test_the_version_is_ours(here):
@@ -111,13 +110,3 @@ def test_a_file_gets_no_messages_of_a_closed_stream(tmp_path):
     code += "print('data', file=file, flush=True); os.write(2, b'a message'); print('a message', file=sys.stderr)"
     subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" 2>&-'], cwd=tmp_path, check=True)
     assert (tmp_path / "data").read_text() == "data\n"
-
-
-def test_a_following_process_says_nothing_where_the_first_refuses(tmp_path):
-    """The first has said what is wrong."""
-    words = [str(RUN), "+experiment=quickstart", "train.steps=-1", "trainer=ddp"]
-    done = python(*TORCHRUN, "--standalone", "--nproc-per-node=2", *words, cwd=tmp_path)
-    assert done.returncode != 0
-    assert "error: row twice_last_blocks: train.steps=-1: must be at least 1" in done.stderr
-    assert "Connection closed by peer" not in done.stderr
-    assert "first_says" not in done.stderr

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from landmark.utils.files import read_json
-from tests.forked import python, wait_for
+from tests.forked import free_port, python, wait_for
 
 pytest.importorskip("submitit")
 pytest.importorskip("joblib")
@@ -112,10 +111,7 @@ def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     """A process on each, of which the first prepares, tells the other what to train, and writes the record."""
     arguments = ["-m", *TINY, f"output={tmp_path}", "task=train", "row=plain_512", "trainer=ddp"]
     cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=1"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = slurm(tmp_path, SRUN_ON_TWO) | {"MASTER_PORT": port}
+    environment = slurm(tmp_path, SRUN_ON_TWO) | {"MASTER_PORT": str(free_port())}
     done = start(*arguments, *cluster, "trainer.accelerator=cpu", environment=environment)
     folder = tmp_path / "sweeps" / ".submitit" / "7"
     logs = [file.read_text() for file in sorted(folder.glob("7_*_log.*"))]

@@ -14,6 +14,9 @@ SHORT = {
     "ESC": "\x1b",
     "BOOK": "task=generate model=pretrained model.name=x",  # which is nowhere: files are looked for before it is loaded
     "CHAT": "task=chat model=pretrained model.name=x",
+    "FINETUNED": "+experiment=figure3_finetune size=nano tokenizer=bytes",
+    "SHAPES": "size=nano tokenizer=bytes",
+    "TUNED": "+experiment=pretrained_tuned size=nano model.name=DIR",
 }
 # What is typed, with task=plan where there is no task, → a part of the line that it ends in.
 REFUSED = r"""
@@ -202,6 +205,15 @@ BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exis
 CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
 CHAT memory.load=nothing → memory.load=nothing: there is no such folder
 CHAT memory.save=taken → memory.save=taken: exists already
+"+rows.a='data.path=\\${oc.env:SECRET}'" → Unsupported interpolation type oc.env
+FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
+FINETUNED "+rows.odd='model=landmark start=finetuned_512 eval.length=512'" → starts from another
+TINY "+rows={a: 'model.block_size=9', b: 'start=a'}" → start=a: that row's model has another shape
+SHAPES "+rows={a: 'model=transformer', b: 'model=landmark start=a model.mlp_dim=9'}" → has another shape
+SHAPES "+rows={a: 'model=transformer', b: 'model=transformer_xl start=a'}" → start=a: that row's model has another shape
+SHAPES model=llama_landmark start=base_512 → there is none
+TUNED "+rows.odd='model=pretrained start=passkey-dense_4096'" → start=passkey-dense_4096: that row trains nothing
+TUNED "+rows.odd='model=pretrained_landmark start=training'" → model.name=DIR and start=training: a training starts
 """.strip()
 
 

@@ -153,26 +153,6 @@ def test_a_row_starts_from_the_run_of_another(composer):
     assert all(one.start_run is None for one in rows["base_512"].configs)
 
 
-def test_a_start_that_is_no_row_is_refused(composer):
-    overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes"]
-    config = to_config(composer(overrides))
-    for text, said in (("nowhere", "start=nowhere: no such row"), ("finetuned_512", "starts from another")):
-        rows = {**config.rows, "odd": f"model=landmark start={text} eval.length=512"}
-        with pytest.raises(UserError, match=said):
-            select(replace(config, rows=rows), overrides, composer, check)
-    mixed = ["model=landmark", "tokenizer=bytes", "size=nano", "+rows={a: 'model.block_size=9', b: 'start=a'}"]
-    with pytest.raises(UserError, match="start=a: that row's model has another shape"):
-        select(to_config(composer(mixed)), mixed, composer, check)
-    wider = {"b": "model=landmark start=a model.mlp_dim=9", "c": "model=transformer_xl start=a"}
-    for name, row in wider.items():
-        given = ["size=nano", "tokenizer=bytes", f"+rows={{a: 'model=transformer', {name}: '{row}'}}"]
-        with pytest.raises(UserError, match="start=a: that row's model has another shape"):
-            select(to_config(composer(given)), given, composer, check)
-    alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
-    with pytest.raises(UserError, match="there is none"):
-        select(to_config(composer(alone)), alone, composer, check)
-
-
 def test_a_model_that_is_not_trained_reads_the_run_of_another_row(composer):
     given = ["+experiment=pretrained_tuned", "size=nano", "model.name=DIR"]
     config = to_config(composer(given))
@@ -181,10 +161,3 @@ def test_a_model_that_is_not_trained_reads_the_run_of_another_row(composer):
         base = from_saved(rows[name].start_run)
         assert (base.model.as_is, base.model.lora_rank, rows[name].model.as_is) == (False, 16, True)
     assert rows["passkey-blocks_4096"].start_run is None
-    wrong = {
-        "model=pretrained start=passkey-dense_4096": "start=passkey-dense_4096: that row trains nothing",
-        "model=pretrained_landmark start=training": "model.name=DIR and start=training: a training starts from one",
-    }
-    for text, said in wrong.items():
-        with pytest.raises(UserError, match=f"row odd: {said}"):
-            select(replace(config, rows={**config.rows, "odd": text}), given, composer, check)

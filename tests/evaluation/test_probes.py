@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
+from landmark.config.schema import ModelConfig
 from landmark.data.evaluation_texts import copies
 from landmark.data.stream import Stream
 from landmark.evaluation.rows import evaluate_copy
 from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import mean_and_error, paired_difference
+from tests.evaluation import test_perplexity
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of
 
 V = TOKENIZER.vocab_size
@@ -66,15 +67,12 @@ def stream():
     return Stream(tokens, "")
 
 
-def settings(length=60, local=None, k=2, prompts=6, batch_size=None, **memory):
+def settings(length=60, local=None, prompts=6, **given):
     """Of a row. Which memory it gets is up to the model's own configuration."""
-    return Config(
-        size="test",
-        model=ModelConfig(kind="landmark"),
-        eval=EvalConfig(length, local, "test", batch_size=batch_size, prompts=prompts, task="copy"),
-        retrieval=RetrievalConfig(k=k),
-        memory=MemoryConfig(**memory),
-    )
+    config = test_perplexity.settings(length, local, **given)
+    config.size, config.model = "test", ModelConfig(kind="landmark")
+    config.eval.prompts, config.eval.task = prompts, "copy"
+    return config
 
 
 @pytest.mark.parametrize(("length", "local"), [(60, None), (60, 7), (480, 50)])

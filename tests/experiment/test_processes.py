@@ -6,7 +6,6 @@ tests/training/ compares such trainings with one process; tests/cli/test_launche
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import read_json
 from landmark.utils.team import Team, started_together
 from tests.experiment.processes_case import part, train
-from tests.forked import TORCHRUN, Started, wait_for
+from tests.forked import TORCHRUN, Started, free_port, wait_for
 from tests.together import exit_codes
 from tests.training.training_case import make_config
 
@@ -106,10 +105,13 @@ def trained(output: Path):
 def machines(tmp_path_factory):
     """What two machines made, each below a folder of its own, and printed: two agents of torchrun on one port."""
     folder = tmp_path_factory.mktemp("torchrun")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torchrun = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    torchrun = [
+        *TORCHRUN,
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--master-addr=127.0.0.1",
+        f"--master-port={free_port()}",
+    ]
     started = [start(*torchrun, f"--node-rank={n}", "run.py", *TINY, f"output={folder / str(n)}") for n in range(2)]
     printed = []
     for process in started:

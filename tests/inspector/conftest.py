@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from landmark.data import load_tokenizer
 from landmark.models import Decoder
 from tests.configurations import decoder_config
+from tests.saved import random_decoder
 
 BLOCK, LOCAL, LAYERS, HEADS = 5, 18, 2, 2
 TOKENIZER = load_tokenizer("bytes")
@@ -15,14 +15,10 @@ TEXT = "Ein Wörterbuch</script> & <b>ten\n €uro</b> "  # characters of severa
 
 def model_of(cmt=False, kind="landmark", block=BLOCK) -> Decoder:
     """Random weights, large enough that every head has preferences of its own."""
-    torch.manual_seed(0)
     config = decoder_config(
         kind, TOKENIZER.vocab_size, LAYERS, HEADS, 8, 16, landmark_id=TOKENIZER.landmark, block_size=block, cmt=cmt
     )
-    model = Decoder(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return random_decoder(config, std=0.3)
 
 
 @pytest.fixture(scope="session")

@@ -12,21 +12,18 @@ from triton.runtime.interpreter import GridExecutor
 from landmark.memory import Memory, Store, TruePositions
 from landmark.memory.select import Best, Newest
 from landmark.memory.step import NextToken, can_step
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import DecoderConfig
 from landmark.models.config import Landmarks
 from tests.pairs import all_pairs, name_of
+from tests.saved import random_decoder
 
 LANDMARK, VOCABULARY = 30, 32
 
 
 def decoder(block_size=5, heads=(2, 2), dtype=torch.float32, dim=8):
-    torch.manual_seed(0)
     widths = {"num_layers": 2, "num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": dim, "mlp_dim": 16}
     config = DecoderConfig(VOCABULARY, **widths, landmarks=Landmarks(LANDMARK, block_size), backend="triton")
-    model = Decoder(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model.to(dtype)
+    return random_decoder(config).to(dtype)
 
 
 def read(model, memory, tokens):

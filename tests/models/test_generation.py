@@ -5,23 +5,20 @@ import torch
 
 from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import DecoderConfig
 from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
 from tests.pairs import all_pairs, name_of
+from tests.saved import random_decoder
 
 LANDMARK, VOCABULARY = 30, 32
 
 
 def decoder(kind, cmt=False):
-    torch.manual_seed(0)
     shape = {"vocab_size": VOCABULARY, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 16}
     of_kind = {"landmark_id": LANDMARK, "block_size": 5, "window": 6, "cache": 9, "cmt": cmt}
     config = DecoderConfig.from_flat({"kind": kind, **shape, **of_kind})
-    model = Decoder(config).double().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)  # so that the most probable token depends on the text
-    return model
+    return random_decoder(config).double()
 
 
 MODELS = {cmt: decoder("landmark", cmt) for cmt in (False, True)}

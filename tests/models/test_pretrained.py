@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.config.schema import DataConfig, ModelConfig, TrainerConfig
+from landmark.config.schema import ModelConfig
 from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
@@ -41,9 +41,6 @@ def shape(kind="landmark"):
 def fine_tune(model, tmp_path, kind="landmark", **changes):
     """A few steps on made-up text, in place."""
     config = make_config(kind, steps=3, max_lr=1e-2, **changes)
-    config = dataclasses.replace(
-        config, data=DataConfig(name="random", cache=""), trainer=TrainerConfig(accelerator="cpu", devices=1, threads=1)
-    )
     run = tmp_path / "run"
     run.mkdir()
     corpus = make_corpus(tmp_path / "data")

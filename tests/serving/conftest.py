@@ -1,6 +1,5 @@
 """A server over a real port, its clients, and the model's own answers."""
 
-import socket
 import threading
 import time
 
@@ -18,6 +17,7 @@ import uvicorn
 
 from landmark.serving.app import make_app
 from landmark.serving.memories import ServerSettings
+from tests.forked import free_port
 from tests.huggingface.conftest import make_tokenizer, wrapped_model
 
 KEYS = "first-key", "second-key"
@@ -39,9 +39,7 @@ class Server:
 
     def __init__(self, model, tokenizer, folder, **limits):
         settings = ServerSettings(folder, KEYS, **{**LIMITS, **limits})
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         config = uvicorn.Config(make_app(model, tokenizer, settings), port=port, log_level="error")
         self.server, self.folder = uvicorn.Server(config), folder
         self.url = f"http://127.0.0.1:{port}/v1"

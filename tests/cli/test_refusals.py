@@ -17,6 +17,8 @@ SHORT = {
     "FINETUNED": "+experiment=figure3_finetune size=nano tokenizer=bytes",
     "SHAPES": "size=nano tokenizer=bytes",
     "TUNED": "+experiment=pretrained_tuned size=nano model.name=DIR",
+    "TABLE1": "+experiment=table1_pg19 size=nano",
+    "ROW": "\"+rows={a: 'model=landmark'}\"",
 }
 # What is typed, with task=plan where there is no task, → a part of the line that it ends in.
 REFUSED = r"""
@@ -214,6 +216,19 @@ SHAPES "+rows={a: 'model=transformer', b: 'model=transformer_xl start=a'}" → s
 SHAPES model=llama_landmark start=base_512 → there is none
 TUNED "+rows.odd='model=pretrained start=passkey-dense_4096'" → start=passkey-dense_4096: that row trains nothing
 TUNED "+rows.odd='model=pretrained_landmark start=training'" → model.name=DIR and start=training: a training starts
+TABLE1 row=landmark_9 → row=landmark_9: no such row (one of plain_512, plain_360
+TABLE1 eval.length=512 → on the command line, but row plain_512 sets eval.length
+TABLE1 model=transformer_xl → on the command line, but row plain_512 sets model
+TABLE1 eval={length:512} → on the command line, but row plain_512 sets eval.length
+TABLE1 ++retrieval.k=2 → on the command line, but row landmark_512 sets retrieval.k
+seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
+"+rows={a: 'model=transformer'}" "+compare={this: [a,c]}" → this: [a, c] must be the names of two rows
+"+rows={k1: ''}" "+grid={retrieval.k: [1,2]}" → k1 is the name of a row and of a cell
+ROW "+grid={retrieval.k: [1]}" figure=heatmap → a grid of two axes, here it has 1
+ROW "+grid={retrieval.k: []}" → must be a list of different values
+ROW "+grid={retrieval.k: [2,2]}" → must be a list of different values
+ROW "+grid={memory.blocks: [4], retrieval.k: [8]}" → row blocks4_k8: memory.blocks=4: is less than retrieval.k
+ROW "+grid={retrieval.scorer: [best]}" → row scorerbest: retrieval.scorer=best: must be one of
 """.strip()
 
 

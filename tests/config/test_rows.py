@@ -95,54 +95,6 @@ def test_part_of_an_experiment_is_known(configure):
         assert is_part(configure(*whole, more), [*whole, more])
 
 
-PLAIN, LANDMARK = {"a": "model=transformer"}, {"a": "model=landmark"}
-OF_TABLE = ["+experiment=table1_pg19", "size=nano"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "given", "message"),
-    [
-        (
-            ["+experiment=table1_pg19", "row=landmark_9"],
-            {},
-            r"row=landmark_9: no such row \(one of plain_512, plain_360",
-        ),
-        *(
-            ([*OF_TABLE, override], {}, rf"on the command line, but row (plain|landmark)_512 sets .*{key}")
-            for override, key in (
-                ("eval.length=512", "eval.length"),
-                ("model=transformer_xl", "model"),
-                ("eval={length:512}", "eval"),
-                ("++retrieval.k=2", "retrieval.k"),
-            )
-        ),
-        (["seeds=[3,4]", "seed=5"], {}, "seed: set on the command line, but seeds is set too"),
-        ([], {"rows": PLAIN, "compare": {"this": ["a", "c"]}}, r"this: \[a, c\] must be the names of two rows"),
-        ([], {"rows": {"k1": ""}, "grid": {"retrieval.k": [1, 2]}}, "k1 is the name of a row and of a cell"),
-        (
-            [],
-            {"rows": LANDMARK, "grid": {"retrieval.k": [1]}, "figure": "heatmap"},
-            "a grid of two axes, here it has 1",
-        ),
-        *(
-            ([], {"rows": LANDMARK, "grid": grid}, message)
-            for grid, message in (
-                ({"retrieval.k": []}, "grid: retrieval.k: .* must be a list of different values"),
-                ({"retrieval.k": [2, 2]}, "must be a list of different values"),
-                (
-                    {"memory.blocks": [4], "retrieval.k": [8]},
-                    "row blocks4_k8: memory.blocks=4: is less than retrieval.k",
-                ),
-                ({"retrieval.scorer": ["best"]}, "row scorerbest: retrieval.scorer=best: must be one of"),
-            )
-        ),
-    ],
-)
-def test_rows_that_make_no_sense_are_refused(chosen, overrides, given, message):
-    with pytest.raises(UserError, match=message):
-        chosen(*overrides, **given)
-
-
 def test_a_row_starts_from_the_run_of_another(composer):
     overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes", "seeds=[3,4]"]
     rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer, check)}

@@ -158,8 +158,6 @@ def test_progress_reaches_the_end(stream):
     ("config", "change", "message"),
     [
         (PLAIN, {"length": 5000}, "longer than the split"),
-        (LANDMARK, {"local": 65}, "longer than eval.length"),
-        (PLAIN, {"local": 32}, "keeps no memory"),
         (LANDMARK, {"local": 32, "k": -1}, "retrieval.k=-1"),
     ],
 )

@@ -16,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from landmark.config import to_config
-from landmark.config.saved import write_launch
 from landmark.inspector.page import NATS, SCRIPTS, UNIT, _characters, render
 from landmark.inspector.trace import Trace, trace_retrieval
-from landmark.models import save
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_json
 from tests.configurations import compose_conf
-from tests.inspector.conftest import LOCAL, TEXT, TOKENIZER, model_of
+from tests.inspector.conftest import BLOCK, LOCAL, TEXT, TOKENIZER, model_of
+from tests.saved import saved_run
 from tests.workplace import run_task
 
 LONG = TEXT * 7  # more than a chunk of 250
@@ -83,18 +81,12 @@ def test_bytes_that_are_no_text_are_marked():
     assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]
 
 
-def trained(folder, **changed) -> None:
-    save(model_of(**changed), folder)
-    write_json(folder / "run.json", {"model": {}, "tokenizer": TOKENIZER.hash})
-    kind = changed.get("kind", "landmark")
-    write_launch(folder, to_config(compose_conf(["size=nano", "tokenizer=bytes", f"model={kind}"])))
-
-
 @pytest.fixture
 def inspect(tmp_path, monkeypatch, capsys):
     """A function that runs the task in a folder with two models and a book, and returns its output."""
-    trained(tmp_path / "DIR")
-    trained(tmp_path / "plain", kind="transformer")
+    for name, kind in (("DIR", "landmark"), ("plain", "transformer")):
+        config = to_config(compose_conf(["size=nano", "tokenizer=bytes", f"model={kind}"]))
+        saved_run(tmp_path / name, kind, config, block_size=BLOCK)
     (tmp_path / "book.txt").write_text(LONG, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 

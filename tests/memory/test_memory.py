@@ -121,7 +121,7 @@ def test_first_layer_is_decided_by_construction():
 
 
 @pytest.mark.parametrize(
-    ("granularity", "sets"), zip(GRANULARITIES, [(4, 23), (2, 23), (4, 1), (1, 23)], strict=True), ids=GRANULARITIES
+    ("granularity", "sets"), [*zip(GRANULARITIES, [(4, 23), (2, 23), (4, 1), (1, 23)], strict=True)], ids=GRANULARITIES
 )
 def test_an_observer_sees_every_retrieval_and_counts_are_of_sets(granularity, sets):
     """Of 4 query heads that share 2 heads of keys; the oldest blocks are dropped, and counted."""

@@ -137,7 +137,7 @@ class Command:
         rows = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in self.rows]
         runs: dict[str, Run] = {}
         for job in self.jobs(rows):
-            runs |= {run.folder.name: run for run in job.run.trainings[:1]}
+            runs |= {run.folder.name: run for run in reversed(job.run.trainings)}
         if not runs:
             raise UserError(f"task=train: {config.name} trains nothing, its models are read as they are")
         if config.run is not None:
@@ -164,13 +164,13 @@ class Command:
         for job in self.runner.in_turn(jobs):
             title = f"{place(names.index(job.name) + 1)} {job.name}"
             try:
-                if lost & {job.run.id, job.run.start and job.run.start.id}:
+                if lost & {run.id for run in job.run.trainings}:
                     raise Diverged("its run diverged")
                 record, is_new = self.runner.evaluate(job)
             except Diverged as error:
                 print(f"{title}: {error}")
                 done.diverged += [job.name] if job.name not in done.diverged else []
-                lost |= {run.id for run in (job.run, job.run.start) if run and not self.runner.is_trained(run)}
+                lost |= {run.id for run in job.run.trainings if not self.runner.is_trained(run)}
                 continue
             except OutOfTime as error:
                 print(f"{title}: {error}")

@@ -96,7 +96,7 @@ def show_plan(command: Command) -> None:
     for job in jobs:
         vocab_size = runner.inputs.tokenizer(job.config).vocab_size
         is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
-        for run in job.run.trainings[:1]:
+        for run in reversed(job.run.trainings):
             name, is_trained = run.folder.name, job.is_known and runner.records.find("runs", run.id) is not None
             costs[f"run {name}"] = plan.run_cost(name, run.config, vocab_size, is_trained)
         tokens = _split_tokens(command, job)

@@ -230,12 +230,13 @@ def sweep(
     outcomes = launcher.launch(jobs, carry_out, Path(to_config(composer(words[0])).output) / "sweeps")
     begin(command)
     try:
-        fixed = to_config(compose_job([each.input_line or "" for each in overrides if not each.is_sweep_override()]))
+        kept = [each.input_line or "" for each in overrides if not each.is_sweep_override()]
+        fixed = to_config(compose_job(kept))
         team = started_together()
         has_tables = any(each.key_or_group == "experiment" for each in swept.values())  # each job shows its own
         if fixed.task == "auto" and not has_tables and (team is None or team.rank == 0):
             if not named(fixed):
-                tables.show_sweep(fixed, command.words, values)
+                tables.show_sweep(fixed, kept, command.words, values)
             elif all(key in ("row", *fixed.grid) for key in swept):
                 run(replace(fixed, task="table"), command.words)
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.config.command_line import override_key, program
+from landmark.config.command_line import program
 from landmark.config.rows import cell_name
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
@@ -30,13 +30,13 @@ def show_records(command: Command) -> None:
     show(command, command.launch().found(contents))
 
 
-def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
-    """The same of a sweep without an experiment, a row for each job. jobs: of each the swept keys with its values."""
-    swept = {key for job in jobs for key in job}
+def show_sweep(config: Config, kept: list[str], overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
+    """The same of a sweep without an experiment, a row for each job. kept: the overrides without swept ones. jobs: of
+    each the swept keys with its values.
+    """
     rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
     name = "sweep" if config.name == Config.name else config.name
-    given = [word for word in overrides if override_key(word) not in swept]
-    command = Command.of(replace(config, name=name, task="table", rows=rows), given)
+    command = Command.of(replace(config, name=name, task="table", rows=rows), kept)
     show_records(replace(command, overrides=overrides))
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
@@ -26,14 +26,24 @@ EXTRAS |= {"joblib": "launchers", "submitit": "launchers"}
 _HYDRA = Path(hydra.__file__).parent
 
 
+class _Forgiving(io.FileIO):
+    """A file that drops what it cannot take."""
+
+    def write(self, data) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with suppress(OSError):
+            return super().write(data) or 0
+        return len(data)
+
+
 def open_streams() -> None:
-    """Give closed streams the null device, and show lines at once. What a terminal cannot show ends no command."""
+    """Give closed streams the null device, and show lines at once. What standard error cannot take ends no command."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if sys.stderr is sys.__stderr__:  # nobody has put another in its place
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(_Forgiving(2, "w", closefd=False)), encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
-from landmark.data.stream import FORMAT, MANIFEST, Corpus, open_corpus, remember_verified
+from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import held_lock, name_in_errors, sealed, write_json
@@ -95,27 +95,27 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
     folder.mkdir(exist_ok=True)
     try:
         splits = {split: _write_split(source, split, tokenizer, folder, progress) for split in SPLITS}
+        manifest = {
+            "format": FORMAT,
+            "source": {**source.identity, "origin": source.origin},
+            "tokenizer": {
+                "name": tokenizer.name,
+                "hash": tokenizer.hash,
+                "vocab_size": tokenizer.vocab_size,
+                "eot": tokenizer.eot,
+                "landmark": tokenizer.landmark,
+            },
+            "dtype": tokenizer.dtype.str,
+            "splits": splits,
+        }
+        remember_verified(folder)
+        write_json(folder / MANIFEST, sealed(manifest))
     except BaseException:
-        for split in SPLITS:
-            (folder / f"{split}.bin").unlink(missing_ok=True)
+        for name in (*(f"{split}.bin" for split in SPLITS), VERIFIED):
+            (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # where others keep files in it
             folder.rmdir()
         raise
-    manifest = {
-        "format": FORMAT,
-        "source": {**source.identity, "origin": source.origin},
-        "tokenizer": {
-            "name": tokenizer.name,
-            "hash": tokenizer.hash,
-            "vocab_size": tokenizer.vocab_size,
-            "eot": tokenizer.eot,
-            "landmark": tokenizer.landmark,
-        },
-        "dtype": tokenizer.dtype.str,
-        "splits": splits,
-    }
-    remember_verified(folder)
-    write_json(folder / MANIFEST, sealed(manifest))
 
 
 def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path, progress: bool) -> dict[str, Any]:

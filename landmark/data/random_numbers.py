@@ -1,6 +1,7 @@
 """Random numbers as functions of seed, step and index, so that each window of a batch can be made separately."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,11 @@ def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tup
     """uint64 random numbers (indices, *shape) of windows of a step, each by itself, by Philox. stream: see above."""
     philox = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
     return philox.random_raw(indices.stop * math.prod(shape)).reshape(-1, *shape)[indices.start :: indices.step]
+
+
+def fractions(drawn: np.ndarray | np.uint64) -> Any:
+    """Random numbers as fractions in [0, 1)."""
+    return (drawn >> np.uint64(11)) * 2.0**-53
 
 
 def sample_generator(split: str, *numbers: int) -> np.random.Generator:

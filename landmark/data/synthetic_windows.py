@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from landmark.data.random_numbers import TASKS, random_numbers, sample_generator
+from landmark.data.random_numbers import TASKS, fractions, random_numbers, sample_generator
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.windows import TrainingWindows, raw_position
 from landmark.utils.constants import NO_LOSS
@@ -82,7 +82,7 @@ class MixedWindows:
         indices = range(self.batch_size) if indices is None else indices
         batch = self._text.batch(step, indices)
         drawn = random_numbers(self._text.seed, step, TASKS, indices)
-        rows = np.flatnonzero((drawn >> np.uint64(11)) * 2.0**-53 < self.share)
+        rows = np.flatnonzero(fractions(drawn) < self.share)
         if len(rows) == 0:
             return batch
         tasks = self._tasks.batch(step, [indices[row] for row in rows])

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
+from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, fractions, random_numbers
 from landmark.utils.constants import NO_LOSS, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch, most_blocks
@@ -153,7 +153,7 @@ class Repeats:
         drawn = random_numbers(seed, step, REPEATS, indices, (2 + 3 * _MOST,))
         origins = np.tile(np.arange(sizes.max(initial=0)), (len(sizes), 1))
         for window, (chosen, *numbers) in enumerate(drawn.tolist()):
-            if _fraction(chosen) < self.share(step) and sizes[window] >= 2 * SHORTEST_REPEAT:
+            if fractions(np.uint64(chosen)) < self.share(step) and sizes[window] >= 2 * SHORTEST_REPEAT:
                 for source, target, length in _stretches(int(sizes[window]), numbers):
                     origins[window, target : target + length] = origins[window, source : source + length]
         return origins
@@ -165,15 +165,10 @@ def _stretches(size: int, numbers: list[int]) -> list[tuple[int, int, int]]:
     for stretch in range(1 + count % _MOST):
         number, *places = rest[3 * stretch : 3 * stretch + 3]
         most = size // 2  # each length with a probability in proportion to log((n + 1) / n)
-        length = min(int(SHORTEST_REPEAT * ((most + 1) / SHORTEST_REPEAT) ** _fraction(number)), most)
+        length = min(int(SHORTEST_REPEAT * ((most + 1) / SHORTEST_REPEAT) ** float(fractions(np.uint64(number)))), most)
         source, target = sorted(place % (size - 2 * length + 1) for place in places)
         stretches.append((source, target + length, length))
     return sorted(stretches, key=lambda found: found[1])
-
-
-def _fraction(number: int) -> float:
-    """The random number as a fraction in [0, 1)."""
-    return (number >> 11) * 2.0**-53
 
 
 @dataclass(frozen=True)

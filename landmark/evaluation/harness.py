@@ -76,6 +76,8 @@ class LandmarkLM(TemplateLM):
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: LanguageModel = load(Path(path), device=self._device)
         bare = getattr(self.model, "bare", None)
+        if bare is None and tokenizer is not None:
+            raise UserError(f"tokenizer={tokenizer}: a run has its own, leave it out")
         self._text = tokenizer_of(Path(path)) if bare is None else open_pretrained(tokenizer or path)
         self._settings = memory
         self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}

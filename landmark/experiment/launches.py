@@ -142,7 +142,7 @@ def unfinished(records: Records, contents: Contents) -> list[tuple[str, State]]:
 
 
 def describe(launch: Launch, states: Sequence[State], *, command: str | None = None, is_brief: bool = False) -> str:
-    """Counts, a line for each run and row, and the command for the rest. is_brief: only those running or stopped."""
+    """Counts, a line for each run and row, and the command for the rest. is_brief: not those that are done."""
     counts = Counter(each.state for each in states)
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     shown = [each for each in states if not is_brief or each.state not in ("done", "missing")]

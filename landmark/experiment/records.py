@@ -27,7 +27,7 @@ Record = dict[str, Any]
 Kind = Literal["runs", "rows"]
 PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict}
 PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
-TEMPORARY = ".*.tmp"  # of `landmark.utils.files.write_atomic`, and of checkpoints
+TEMPORARY = ".*.tmp"  # of `landmark.utils.files.atomic_file`
 _SHOWN = ("size", "data", "tokenizer", "experiment", "row", "run")  # labels that tables and pictures show
 _PLACES = ("", "records/*", "runs/*", "tables/*", "dashboards", "inspect")  # where they may be
 

@@ -52,7 +52,6 @@ class Runner:
         self.records = Records(output)
         self.inputs = Inputs()
         self.tracker = Tracker()
-        self._checked: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
         """What the rows need, in their order. What killed processes have left is deleted first."""
@@ -70,11 +69,10 @@ class Runner:
             _log.warning("%s", message)
         for job in jobs:
             self._check_text(job)
-            for run in job.run.trainings:
-                if run.id not in self._checked and not self.is_trained(run):
-                    self._check_devices(run.config)
-                    self._check_duration(run)
-                self._checked.add(run.id)
+        for run in {run.id: run for job in jobs for run in job.run.trainings}.values():
+            if not self.is_trained(run):
+                self._check_devices(run.config)
+                self._check_duration(run)
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """The jobs, and those that another process is at work on last. With a budget those whose run is trained come
@@ -89,9 +87,8 @@ class Runner:
 
     def _is_elsewhere(self, job: Job) -> bool:
         """Whether another process makes a row without a record, or the run that it needs."""
-        runs = (run for run in (job.run, job.run.start) if run is not None)
         locked = self.records.is_locked("rows", job.id) or any(
-            self.records.is_locked("runs", run.id) and not self.is_trained(run) for run in runs
+            self.records.is_locked("runs", run.id) and not self.is_trained(run) for run in job.run.trainings
         )
         return locked and self.records.find("rows", job.id) is None
 

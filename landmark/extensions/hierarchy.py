@@ -32,7 +32,6 @@ from landmark.attention import ContextMiss, Extra, Window
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import blocks_and_landmarks, check_phase
 from landmark.attention.reference import landmark_attention_weights
-from landmark.attention.scoring import keep_best
 from landmark.config import Config
 from landmark.config.schema import memory_settings
 from landmark.memory import Memory
@@ -81,7 +80,7 @@ def check_memory(settings: MemorySettings) -> None:
 
 def phase_of(layout: Window, like: Tensor) -> Tensor:
     """Tokens missing from the first block of each window, (B,), on the device of queries (B, H, T, d)."""
-    return check_phase(layout.phase, len(like), layout.block_size).to(like.device)
+    return check_phase(layout.phase, len(like), layout.block_size, like.device).to(like.device)
 
 
 def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:
@@ -120,14 +119,14 @@ def adjusted(scores: Tensor, own: Tensor, fan_out: int, bias: Tensor) -> list[Te
 
 
 def attend_by_gates(
-    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, layout: Window, scale: float
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, layout: Window, scale: float, top_k: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Landmark attention (B, H, T, d) by gates (B, H, T, blocks) in place of landmarks' scores, and its log-sum-exp."""
     phase = phase_of(layout, q)
     block, is_landmark = blocks_and_landmarks(phase, k.shape[2], layout.block_size)
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
     scores = torch.where(is_landmark[:, None, None], gates.gather(-1, block[:, None, None].expand_as(scores)), scores)
-    inputs = AttentionInputs(q, k, v, None, phase, None, None, layout.block_size, layout.prefix, scale)
+    inputs = AttentionInputs(q, k, v, None, phase, None, None, layout.block_size, layout.prefix, scale, top_k=top_k)
     weights, lse = landmark_attention_weights(scores, inputs)
     return weights @ v, lse
 
@@ -183,10 +182,8 @@ class GroupMemory(Memory):
         store, q = question.store, question.q
         if len(store) == 0:
             return q.new_empty(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))
-        queries, blocks = question.exact, len(store)
-        is_tied = question.layer in self.tied_layers and 0 < question.lags.own < blocks
-        buffer = queries.new_empty(queries[0, ..., 0].numel() * blocks)
-        return scores_of_blocks(question, queries, store.landmarks, blocks if is_tied else 0, buffer)[0]
+        is_tied = question.layer in self.tied_layers and 0 < question.lags.own < len(store)
+        return scores_of_blocks(question, question.exact, store.landmarks, len(store) if is_tied else 0)[0]
 
 
 class GroupLayer(Layer):
@@ -225,8 +222,7 @@ class Model(Decoder):
             bias = for_each_head(self.group_bias(layer), q.shape[1])
             q, k, v = exact_for_each_head(q, k, v)
             gates = adjusted(*landmark_scores(q, k, layout, scale), self.fan_out, bias)[0]
-            gates = gates if window.top_k is None else keep_best(gates.clone(), window.top_k, -1)
-            return attend_by_gates(q, k, v, gates, layout, scale)[0].to(dtype)
+            return attend_by_gates(q, k, v, gates, layout, scale, window.top_k)[0].to(dtype)
 
     def memory_objects(self, settings: MemorySettings) -> dict[str, Any]:
         check_memory(settings)

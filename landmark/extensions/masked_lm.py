@@ -155,7 +155,7 @@ def landmark_attention_both_ways(
     block, and to others by their landmarks' gates. A last block without its landmark is seen by its own tokens alone.
     """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    phase, scale = check_phase(phase, len(q), block_size), 1 / math.sqrt(q.shape[-1])
+    phase, scale = check_phase(phase, len(q), block_size, q.device), 1 / math.sqrt(q.shape[-1])
     inputs = AttentionInputs(q, k, v, None, phase, None, None, block_size, 0, scale, top_k=top_k, alpha=alpha)
     scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
     return landmark_attention_weights(scores, inputs, causal=False)[0].to(v.dtype) @ v

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -321,11 +321,11 @@ def saved_settings(config: Any) -> LandmarkSettings:
     """The settings that a configuration was saved with. Raises UserError if it has none."""
     if (saved := getattr(config, SETTINGS, None)) is None:
         raise UserError("the configuration was not saved with landmarks: use landmark.huggingface.wrap")
-    names = {"token", "block_size", "local", "memory"}
+    names = {item.name for item in fields(LandmarkSettings)}
     if not isinstance(saved, dict) or set(saved) != names:
         raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(sorted(names))}")
-    memory: dict[str, Any] = saved["memory"]
-    return LandmarkSettings(saved["token"], saved["block_size"], saved["local"], MemorySettings().updated(memory))
+    values: dict[str, Any] = {**saved, "memory": MemorySettings().updated(saved["memory"])}
+    return LandmarkSettings(**values)
 
 
 class _NoLandmark(LogitsProcessor):

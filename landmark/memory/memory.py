@@ -204,6 +204,7 @@ class Memory:
             at_its_place = ContextMiss(rotate_cmt(extra.key, question.rotary))
             weight = torch.sigmoid(at_its_place.scores_of(rotated, self.scoring) - lse)
             cutoff = self.cutoff[question.layer] if isinstance(self.cutoff, Sequence) else self.cutoff
+            cutoff = cutoff if self.k and len(question.store) else 0.0  # where there is nothing to retrieve
             question = question.of(select_queries(weight, cutoff, self.select.granularity, k.shape[1]))
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)

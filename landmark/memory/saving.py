@@ -27,6 +27,7 @@ from landmark.utils.files import (
     locked,
     read_hashes,
     read_json,
+    sync_folder,
     write_atomic,
     write_hashes,
     write_json,
@@ -92,6 +93,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             yield temporary
             write_hashes(temporary, [path.name for path in temporary.iterdir()], HASHES)
             temporary.rename(folder)
+            sync_folder(folder.parent)
     except OSError as error:
         raise UserError(f"{folder}: the memory could not be saved ({error.strerror}), nothing is left of it") from error
     finally:
@@ -123,7 +125,7 @@ def load(
     try:
         with safe_open(inside(folder, TENSORS), "pt") as tensors:
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch raises RuntimeError where it is deleted
         raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): {REMEDY}") from error
     layers = {}
     for number, counts in content["layers"].items():

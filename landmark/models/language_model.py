@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from landmark.models.config import DecoderConfig
 from landmark.utils.constants import DEFAULT_CHUNK, LEAST_TEMPERATURE, NO_LOSS
 from landmark.utils.errors import UserError
-from landmark.utils.setting import check_value, setting
+from landmark.utils.setting import check_field, setting
 from landmark.utils.window_batch import WindowBatch
 
 
@@ -37,7 +37,7 @@ class Sampling:
 
     def __post_init__(self):
         for item in fields(self):
-            check_value(f"generate.{item.name}", getattr(self, item.name), item.metadata)
+            check_field(f"generate.{item.name}", getattr(self, item.name), item)
 
     def generator(self, prompt: int) -> torch.Generator:
         """The random numbers for the prompt with this number."""

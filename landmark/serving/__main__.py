@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 from pathlib import Path
 
 from landmark.serving.memories import ServerSettings
@@ -18,22 +19,15 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", default="cpu", help="as cuda:0")
-    limits = (
-        ("body", "most bytes of a request"),
-        ("documents", "most documents of a key"),
-        ("disk", "most bytes of all memories"),
-        ("tokens", "most tokens of an answer"),
-        ("requests", "most requests that are answered at once; others wait"),
-        ("reuse", "most bytes of memories that are kept for texts that begin alike"),
-    )
-    for name, meaning in limits:
-        parser.add_argument(f"--{name}", type=int, default=getattr(ServerSettings, name), help=meaning)
+    limits = [item for item in fields(ServerSettings) if item.metadata]
+    for item in limits:
+        parser.add_argument(f"--{item.name}", type=int, default=item.default, help=item.metadata["about"])
     given = parser.parse_args()
     try:
         keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
         if not keys:
             raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
-        settings = ServerSettings(given.memories, keys, **{name: getattr(given, name) for name, _ in limits})
+        settings = ServerSettings(given.memories, keys, **{item.name: getattr(given, item.name) for item in limits})
         try:
             import uvicorn
 

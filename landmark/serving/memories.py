@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
+from landmark.utils.setting import check_field, setting
 
 if TYPE_CHECKING:
     from landmark.huggingface import LandmarkCache
@@ -36,26 +37,25 @@ LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where a server keeps memories, who may ask it, and the most bytes of a request, documents of a key, bytes of all
-    documents, tokens of an answer, requests at once, and bytes of memories kept. keys: a client sends one, and sees
+    """Where a server keeps memories, who may ask it, and its limits (`about`). keys: a client sends one, and sees
     nothing of another. Raises UserError for values out of range.
     """
 
     folder: Path
     keys: tuple[str, ...]
-    body: int = 16 << 20
-    documents: int = 1000
-    disk: int = 64 << 30
-    tokens: int = 4096
-    requests: int = 256
-    reuse: int = 4 << 30
+    body: int = setting(16 << 20, least=1, about="most bytes of a request")
+    documents: int = setting(1000, least=1, about="most documents of a key")
+    disk: int = setting(64 << 30, least=1, about="most bytes of all memories")
+    tokens: int = setting(4096, least=1, about="most tokens of an answer")
+    requests: int = setting(256, least=1, about="most requests that are answered at once; others wait")
+    reuse: int = setting(4 << 30, least=1, about="most bytes of memories that are kept for texts that begin alike")
 
     def __post_init__(self) -> None:
         if not self.keys or not all(self.keys):
             raise UserError("keys: a server needs at least one key that clients send; none is empty")
-        for name in ("body", "documents", "disk", "tokens", "requests", "reuse"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 1")
+        for item in fields(self):
+            if item.metadata:
+                check_field(item.name, getattr(self, item.name), item)
 
 
 class Full(UserError):
@@ -121,7 +121,7 @@ class Memories:
         """The tokens of each document of a key, by its name."""
         found = {}
         for folder in sorted(self._folder(key, "any").parent.glob("*")):
-            with suppress(Missing, Failed):  # damaged, or deleted meanwhile
+            with suppress(UserError):  # damaged, deleted meanwhile, or not of this server
                 found[folder.name] = len(self.ids(key, folder.name))
         return found
 
@@ -150,9 +150,10 @@ class Memories:
         """Forget a document. Raises Missing where there is none."""
         folder = self._folder(key, name)
         with self._writing:
-            if (newest := _newest(folder)) is None:
+            if _newest(folder) is None:
                 raise _missing(name)
-            newest.rename(newest.with_name(f".{newest.name}"))  # so that a kill leaves no part of it
+            while (newest := _newest(folder)) is not None:  # and an older one that could not be removed
+                newest.rename(newest.with_name(f".{newest.name}"))  # so that a kill leaves no part of it
             _remove_left_over(folder)
             self._count(folder)
 

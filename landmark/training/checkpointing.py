@@ -49,6 +49,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, cast(BinaryIO, hashed))
             except RuntimeError as error:  # torch raises it for a full disk
                 raise hashed.failed or error from None
+            file.flush()
+            os.fsync(file.fileno())  # before anything of an earlier file of this step goes
             file.seek(0)
             if (digest := hashed.digest.hexdigest()) != hashlib.file_digest(file, "sha256").hexdigest():
                 raise OSError(errno.EIO, "the file read back differs from the data written", str(path))

@@ -50,12 +50,17 @@ def atomic_file(path: str | Path) -> Iterator[io.BufferedRandom]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # so that the renaming survives a power cut; some file systems do not allow it
-        folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let what was renamed in a folder survive a power cut, on file systems that allow it."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)
 
 
 def _temporary(path: Path) -> tuple[int, str]:

@@ -26,9 +26,9 @@ def setting(default: Any = MISSING, **said: Any) -> Any:
 
 
 def check_field(key: str, value: Any, item: Field) -> None:
-    """`check_value` of a dataclass's field; a field of whole numbers has one."""
+    """`check_value` of a dataclass's field; a field of whole numbers has one, or None where its type says so."""
     is_whole = getattr(item.type, "__name__", str(item.type)).startswith("int")
-    if is_whole and value is not None and type(value) is not int:
+    if is_whole and type(value) is not int and not (value is None and "None" in str(item.type)):
         raise UserError(f"{key}={value!r}: must be a whole number")
     check_value(key, value, item.metadata)
 

@@ -279,6 +279,7 @@ hydra:
         "up": "which is not in it",
         "absolute": "which is not in it",
         "link": "which is not in it",
+        "number": "file is 3, not a text",
         "objects": "must be one of <u2, <u4",
         "ids": "has the id 9, which its tokenizer does not have.*and prepare it again",
         "empty": "splits.test has no token.*and prepare it again",
@@ -290,7 +291,7 @@ def test_a_manifest_stays_in_its_folder_and_fits(tmp_path, how, said):
     folder, outside = tmp_path / "corpus", tmp_path / "outside.bin"
     folder.mkdir()
     outside.write_bytes({"ids": b"\x09\0" * 4, "empty": b""}.get(how, bytes(8)))
-    name = {"up": "../outside.bin", "absolute": str(outside)}.get(how, "test.bin")
+    name = {"up": "../outside.bin", "absolute": str(outside), "number": 3}.get(how, "test.bin")
     if how == "link":
         (folder / name).symlink_to(outside)
     elif name == "test.bin":

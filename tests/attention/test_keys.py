@@ -57,3 +57,11 @@ def test_means_in_windows_cut_anywhere_equal_plain_loops(length, block_size, sha
     of_memory = Keys(landmark="mean").with_means(k[0, :, :complete].unflatten(1, (-1, width)), share)
     torch.testing.assert_close(of_memory.flatten(1, 2), found[0, :, :complete])
     assert Keys().with_means(k) is k
+
+
+def test_gradients_go_to_the_token_before_and_to_every_token_of_a_block():
+    def keys(k):
+        is_landmark = blocks_and_landmarks(torch.tensor([1]), 6, 3)[1]
+        return WindowBlocks.of(torch.tensor([1]), 6, 3, k).add_means(Keys(0.5).shifted(k, is_landmark), 0.7)
+
+    assert torch.autograd.gradcheck(keys, torch.randn(1, 1, 6, 4, dtype=torch.float64, requires_grad=True))

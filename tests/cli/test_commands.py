@@ -88,6 +88,7 @@ STREAMS = {  # a line of the shell, its exit code, and its last words
     "nobody reads": (f"{COMMAND} --help | head -1; echo ${{PIPESTATUS[0]}}", 0, "141"),
     "nobody reads a plan": (f"{PLAN} | true; echo ${{PIPESTATUS[0]}}", 0, "141"),
     "closed messages": (f"{COMMAND} task=nope 2>&-", 2, ""),
+    "full messages": (f"{COMMAND} task=nope 2>/dev/full", 2, ""),
     "closed output": (f"{PLAN} >&-", 0, ""),
     "full output": (f"{PLAN} >/dev/full", 2, "No space left on device: make room"),
     "closed input": (f"{PLAN} <&-", 0, "missing"),

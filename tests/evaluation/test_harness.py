@@ -107,6 +107,14 @@ def test_loglikelihoods_are_those_of_hf_to_the_last_bit(plain, length):
     assert ours.loglikelihood_rolling(asked) == theirs.loglikelihood_rolling(asked, disable_tqdm=True)
 
 
+def test_all_blocks_retrieved_are_the_whole_text_read_at_once(own):
+    short, whole = (LandmarkLM(str(own), device="cpu", local=size, k=100, mapping="true") for size in (20, 1000))
+    found, expected = (
+        each.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for each in (short, whole)
+    )
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-4)
+
+
 def test_generated_texts_are_those_of_hf(both):
     options = {"until": ["th"], "max_gen_toks": 12, "do_sample": False}
     asked = requests("generate_until", *((text, options) for text in (LINE, 2 * LINE, "crow")))

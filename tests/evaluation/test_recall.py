@@ -10,7 +10,7 @@ from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
 from landmark.data.ruler import Ruler
 from landmark.data.ruler.material import Essays
-from landmark.evaluation.rows import evaluate_recall, score_interval
+from landmark.evaluation.rows import evaluate_recall, evidence_blocks, score_interval
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.significance import clopper_pearson
@@ -122,3 +122,8 @@ def test_the_interval_of_parts_holds_that_of_whole_answers():
 def test_clopper_pearson(successes, trials, low, high):
     """Values from published tables of the exact binomial interval."""
     assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_blocks_of_evidence():
+    """A prompt without any stands beside others."""
+    assert evidence_blocks([[(0, 3), (49, 51)], [], [(100, 150)]], 50).tolist() == [[0, 1], [-1, -1], [2, -1]]

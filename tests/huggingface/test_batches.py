@@ -29,11 +29,11 @@ def padded(texts, side):
     return [torch.nn.utils.rnn.pad_sequence(x, True, 0, padding_side=side) for x in (texts, masks)]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("side", "goes_on"), [("left", False), ("left", True), ("right", True)])
 @pytest.mark.parametrize("settings", [{}, FREE], ids=["landmarks", "without"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @torch.no_grad()
-def test_padded_texts_are_read_as_one_by_one(family, settings, texts, side, tokenizer):
+def test_padded_texts_are_read_as_one_by_one(family, settings, texts, side, goes_on, tokenizer):
     """In one call and in one that goes on, from nothing (left) or from texts of one length (right); some go beyond the
     positions of the training, others do not."""
     close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -41,21 +41,21 @@ def test_padded_texts_are_read_as_one_by_one(family, settings, texts, side, toke
     wrapped.config.max_position_embeddings = 25
     (ids, mask), memory = padded(texts, side), wrapped.new_memory()
     before, more = (torch.arange(columns * len(texts)).view(len(texts), columns) for columns in (11, 10))
-    if side == "right":
+    if goes_on:
         wrapped(before, past_key_values=memory)
     found = wrapped(ids, attention_mask=mask, past_key_values=memory, output_hidden_states=True)
     after = wrapped(more, attention_mask=torch.cat([mask, torch.ones_like(more)], 1), past_key_values=memory).logits
-    assert memory.get_seq_length() == 40 + 11 * (side == "right")
+    assert memory.get_seq_length() == 40 + 11 * goes_on
     for row, text in enumerate(texts):
         alone, own = wrapped.new_memory(), mask[row].bool()
-        if side == "right":
+        if goes_on:
             wrapped(before[row : row + 1], past_key_values=alone)
         expected = wrapped(text[None], past_key_values=alone, output_hidden_states=True)
         close(found.logits[row, own], expected.logits[0])
         assert not found.logits[row, ~own].any()
         close(found.hidden_states[1][row, own], expected.hidden_states[1][0])
         close(after[row], wrapped(more[row : row + 1], past_key_values=alone).logits[0])
-    if side == "left" and settings is not FREE:  # there tokens without logits choose together
+    if side == "left" and not goes_on and settings is not FREE:  # there tokens without logits choose together
         last = wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory(), logits_to_keep=2).logits
         close(last, found.logits[:, -2:])
 

@@ -66,8 +66,8 @@ def test_a_chat_whose_answer_has_other_ids_is_not_read_on(wrapped, ids, is_padde
 @pytest.mark.parametrize("size", [7, 100])
 def test_a_prompt_is_read_in_the_same_pieces_whatever_the_prefill(wrapped, ids, size):
     """Where k does not cover all, other pieces would give other tokens. The cache that a model names is replaced."""
-    wrapped.generation_config.cache_implementation = "static"
     expected = wrapped.generate(ids, return_dict_in_generate=True, output_logits=True, **GREEDY)
+    wrapped.generation_config.cache_implementation = "static"
     found = wrapped.generate(ids, prefill_chunk_size=size, return_dict_in_generate=True, output_logits=True, **GREEDY)
     assert torch.equal(torch.stack(found.logits), torch.stack(expected.logits))
     memory = wrapped.new_memory()
@@ -127,6 +127,8 @@ def mask_of(*shape):
         (lambda model, ids: model.generate(ids, cache_implementation="static"), "static: the cache is a landmark"),
         (lambda model, ids: model.generate(ids, QUANTIZED), "cache_implementation=quantized: the cache is a landmark"),
         (lambda model, ids: model.generate_batch([[1, 2, 3]]), "paged cache holds no landmark memory"),
+        (lambda model, ids: model.init_continuous_batching(), "paged cache holds no landmark memory"),
+        (lambda model, ids: model.continuous_batching_context_manager(), "paged cache holds no landmark memory"),
         (lambda model, ids: model(ids, cu_seqlens=torch.tensor([0, 10, 30])), "cu_seqlens"),
         (lambda model, ids: wrap(get_peft_model(model, LoraConfig()), make_tokenizer()), r"wrap\(model.get_base_model"),
         (lambda model, ids: get_peft_model(model, PREFIX).generate(input_ids=ids), "prefix tuning puts keys before"),

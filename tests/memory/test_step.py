@@ -155,3 +155,13 @@ def test_other_memories_read_by_themselves():
     ):
         assert not can_step(Memory(5, backend="triton", **other), q), other
     assert not can_step(None, q)
+
+
+def test_generated_tokens_are_the_same(monkeypatch):
+    """Behind prompts of unequal length."""
+    model, prompts = decoder(3), [torch.randint(0, LANDMARK, (length,)) for length in (10, 5)]
+    expected = model.generate(prompts, 5, memory=lambda: model.new_memory(k=2))
+    made = []
+    monkeypatch.setattr(model, "reading", lambda memory: made.append(NextToken(model, memory, LANDMARK)) or made[-1])
+    assert model.generate(prompts, 5, memory=lambda: model.new_memory(k=2)) == expected
+    assert made

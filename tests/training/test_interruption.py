@@ -7,6 +7,7 @@ import time
 import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from landmark.cli.terminal import reported
 from landmark.training.checkpointing import SIGNALS, checkpoints
 from landmark.utils.errors import Stopped
 from tests.together import exit_codes
@@ -31,12 +32,13 @@ def newest(folder):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_stops_after_a_checkpoint(tmp_path, expected, number):
+def test_a_signal_stops_after_a_checkpoint(tmp_path, expected, number, capsys):
     before = signal.getsignal(number)
-    with pytest.raises(Stopped, match=str(128 + number)) as stop:
+    with pytest.raises(Stopped, match=str(128 + number)) as stop, reported():
         run(make_config("transformer"), tmp_path, [signals(number, 15)])
     assert newest(tmp_path) == "step-00000015.ckpt"
     assert f"stopped by {number.name}, {tmp_path}/run/checkpoints/step-00000015.ckpt is written" in stop.value.message
+    assert stop.value.message in capsys.readouterr().err
     assert signal.getsignal(number) == before
     if number == SIGNALS[0]:
         model, _ = run(make_config("transformer"), tmp_path)

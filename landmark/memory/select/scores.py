@@ -103,7 +103,7 @@ def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tupl
 
 
 def scores_of_blocks(
-    question: Question, queries: Tensor, summaries: Tensor, tied: int, buffer: Tensor
+    question: Question, queries: Tensor, summaries: Tensor, tied: int, buffer: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks, (B, H, T).
 
@@ -123,8 +123,8 @@ def scores_of_blocks(
         return torch.cat([shared.expand(-1, -1, -1, same), scores], -1), ages, lambda: every.logsumexp(-1)
     keys = summaries[:, :, : len(store)]
     scan = queries[-1].transpose(1, 2).reshape(-1, heads // keys.shape[1] * queries.shape[2], keys.shape[-1])
-    everything = buffer.view(len(scan), -1, keys.shape[2])
-    everything = torch.bmm(scan, keys.flatten(0, 1).mT, out=everything).view(len(keys), heads, queries.shape[2], -1)
+    out = None if buffer is None else buffer.view(len(scan), -1, keys.shape[2])
+    everything = torch.bmm(scan, keys.flatten(0, 1).mT, out=out).view(len(keys), heads, queries.shape[2], -1)
     capped_in_place(everything, cap)
     for rows, part in store.runs(store.added - own, own):
         everything[..., rows] = scores_of(lagged[part], summaries[:, :, rows], cap)

@@ -36,7 +36,8 @@ def new_buffer(*shape: int, dtype: torch.dtype, device: torch.device | str = "cp
 class TierCounts:
     """Counts of blocks fetched from a slower tier.
 
-    cache_hits, cache_misses: blocks of one head. bytes_moved: to the compute device. seconds_waited: of the CPU.
+    cache_hits, cache_misses: blocks of one head. bytes_moved: to the compute device. seconds_waited: of the CPU, on a
+    GPU for a free buffer.
     """
 
     cache_hits: int = 0
@@ -276,7 +277,10 @@ class CachedBlocks:
 
 
 class HostRows:
-    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. like: a row. pinned: a GPU can copy from it directly."""
+    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. like: a row. pinned: a GPU can copy from it directly.
+
+    To grow it holds them twice for a moment; `Memory.expect` avoids that.
+    """
 
     def __init__(self, like: Tensor, pinned: bool):
         self._pinned, self._rows = pinned, like[None][:0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -321,9 +321,9 @@ def saved_settings(config: Any) -> LandmarkSettings:
     """The settings that a configuration was saved with. Raises UserError if it has none."""
     if (saved := getattr(config, SETTINGS, None)) is None:
         raise UserError("the configuration was not saved with landmarks: use landmark.huggingface.wrap")
-    names = {item.name for item in fields(LandmarkSettings)}
-    if not isinstance(saved, dict) or set(saved) != names:
-        raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(sorted(names))}")
+    names = sorted(LandmarkSettings.__dataclass_fields__)  # torch.compile traces no `fields`
+    if not isinstance(saved, dict) or sorted(saved) != names:
+        raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(names)}")
     values: dict[str, Any] = {**saved, "memory": MemorySettings().updated(saved["memory"])}
     return LandmarkSettings(**values)
 

@@ -80,17 +80,17 @@ class MemorySettings:
         "exact",
         key="memory.index",
         choices=INDICES,
-        about="`exact` scans all landmarks; of FAISS, `faiss` searches an inverted file, `faiss_flat` scans; either "
-        "finds 16 blocks, or k, for each query",
+        about="`exact` scans all landmarks; `faiss` searches an inverted file of FAISS, `faiss_flat` scans by FAISS; "
+        "both find 16 blocks, or k, for each query",
     )
     window: int | None = setting(
-        None, key="memory.window", least=0, about="of a text without landmarks: last tokens that every query reads"
+        None, key="memory.window", least=0, about="without landmarks: the last tokens, which every query reads"
     )
     dense: int | None = setting(
         None,
         key="memory.dense",
         least=0,
-        about="of a text without landmarks: tokens at its start that are read with all keys (`null`: while that is no "
+        about="without landmarks: the first tokens of a text, which are read with all keys (`null`: while that is no "
         "slower; 0 in rows of a table)",
     )
     mapping: str = setting(
@@ -105,7 +105,7 @@ class MemorySettings:
         least=0,
         most=1,
         in_identity=False,
-        about="weight of the context miss token from which on a query retrieves: one number, or one for each layer",
+        about="a query retrieves if the context miss token has at least this weight: one number, or one for each layer",
     )
     seed: int = setting(0, key="seed", in_identity=False, about="of the scorer `random`")
 

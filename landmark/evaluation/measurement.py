@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.models import LanguageModel
 
-# Tokens of the chunks of a batch, without a setting of the batch size; on a GPU as many as have LOGITS_AT_ONCE.
-TOKENS_AT_ONCE, MOST_AT_ONCE, LOGITS_AT_ONCE = 1 << 12, 1 << 15, 1 << 30
+# Tokens of the chunks of a batch, without a setting of the batch size, and their logits: on a CPU, and on a GPU, which
+# waits for launches.
+AT_ONCE = {True: (1 << 12, 1 << 28), False: (1 << 15, 1 << 30)}
 Progress = Callable[[int, int], None]
 
 
@@ -38,9 +39,8 @@ class Measurement:
         settings = config.eval
         self.local = chunk_length(model.config, settings.length, settings.local, kept_tokens(config))
         self.device = next(model.parameters()).device
-        tokens = TOKENS_AT_ONCE
-        if self.device.type != "cpu":  # which waits for launches
-            tokens = max(tokens, min(MOST_AT_ONCE, LOGITS_AT_ONCE // model.config.vocab_size))
+        tokens, logits = AT_ONCE[self.device.type == "cpu"]
+        tokens = min(tokens, logits // model.config.vocab_size)
         self.batch_size = settings.batch_size or max(1, tokens // self.local)
         self.done = 0
         self._model, self._config, self._progress = model, config, progress

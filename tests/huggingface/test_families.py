@@ -216,20 +216,22 @@ def page() -> str:
     rows = {}
     for name in CONFIGS:
         model = make_model(name, implementation(name))
-        rows.setdefault(model.config.model_type, f"`{type(model).__name__}` | {particulars(model)}")
+        rows.setdefault(model.config.model_type, particulars(model))
     lines = [f"| `{family}` | {row} |" for family, row in rows.items()]
     refusals = [f"| {name} | {reason(model)} |" for name, model in sorted(refused().items())]
     return "\n".join(
         [
             "# Models of transformers that can have landmarks",
             "",
-            "`python -m tests.huggingface.test_families` writes this page. For each family a tiny model of the real",
-            "class is tested in float64: without landmarks it is the original bit for bit; windows are the paper's",
-            "equations, weight by weight; a memory that retrieves every block is one long window. The numbers in the",
-            "column `layers` are those of the tiny models. Rotary positions may be scaled (linear, llama3, yarn).",
+            "Models of these types can read through blocks without training, or learn to use landmarks. A model's type",
+            "stands in its `config.json` (`model_type`). Rotary positions may be scaled (linear, llama3, yarn).",
             "",
-            "| model type | class | layers |",
-            "|---|---|---|",
+            "For each type a tiny model of the real class is tested in float64. Without landmarks it is the original,",
+            "bit for bit. Windows are the paper's equations, weight by weight. A memory that retrieves every block is",
+            "one long window. `python -m tests.huggingface.test_families` writes this page.",
+            "",
+            "| model type | layers (numbers are those of the tiny model) |",
+            "|---|---|",
             *lines,
             "",
             "Refused, with the message of `wrap`:",

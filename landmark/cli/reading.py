@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before 
 
 
 def generate(command: Command) -> None:
-    """Print the text on standard output, then a line of statistics on standard error."""
+    """Print the text on standard output; its reasoning, and then a line of statistics, on standard error."""
     config, inputs = command.only_config(), command.runner.inputs
     check_files(config)
     folder = folder_of(config, inputs)
@@ -34,9 +35,10 @@ def generate(command: Command) -> None:
     statistics = GenerationStatistics()
     with ProgressBar("reading") as progress:
         pieces = generate_text(model, tokenizer, config, statistics, progress)
-        print(next(pieces, ""), end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
+        first = next(pieces, ("", ""))
+    for reasoning, text in chain([first], pieces):
+        print(reasoning, end="", file=sys.stderr, flush=True)
+        print(text, end="", flush=True)
     if config.generate.tokens:
         print()
     print(_summary(statistics), file=sys.stderr)
@@ -145,12 +147,14 @@ class Conversation:
 
 
 def _asked() -> str | None:
-    """The next line of the input; None: it has ended."""
+    """The next line of the input; None: it has ended. On a terminal Ctrl-C drops the line that was begun."""
+    is_terminal = sys.stdin.isatty()
+    print("> " if is_terminal else "", end="", file=sys.stderr, flush=True)
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except (EOFError, KeyboardInterrupt):
+        return input().strip()
+    except (EOFError, KeyboardInterrupt) as end:
         print(file=sys.stderr)
-        return None
+        return "" if is_terminal and isinstance(end, KeyboardInterrupt) else None
 
 
 @contextmanager

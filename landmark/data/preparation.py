@@ -23,6 +23,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import held_lock, name_in_errors, sealed, write_json
 from landmark.utils.hardware import cores
+from landmark.utils.progress import terminal_size
 
 _CAPACITY = 2_000_000  # characters in memory per core
 _LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
@@ -134,7 +135,7 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         total=source.num_bytes(split),
         unit="B",
         unit_scale=True,
-        dynamic_ncols=True,
+        **terminal_size(),
         disable=not progress,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )

@@ -264,6 +264,6 @@ def _download_gpt2_ranks() -> Ranks:
         return openai_public.r50k_base()["mergeable_ranks"]  # tiktoken checks the same hash
     except Exception as error:
         raise UserError(
-            f"tokenizer.name=gpt2: GPT-2's ranks could not be downloaded ({type(error).__name__}): "
+            f"GPT-2's ranks, which this tokenizer needs, could not be downloaded ({type(error).__name__}): "
             "set tokenizer.file to a local gpt2.tiktoken (r50k_base), or choose tokenizer=bytes, which needs no file"
         ) from None

@@ -17,7 +17,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.measurement import new_memory
 from landmark.models import LanguageModel
 from landmark.models.language_model import Sampling
-from landmark.utils.chats import Chats
+from landmark.utils.chats import Chats, Separation
 from landmark.utils.errors import UserError
 
 
@@ -46,8 +46,9 @@ def generate_text(
     config: Config,
     statistics: GenerationStatistics,
     progress: Callable[[int, int], None] | None = None,
-) -> Iterator[str]:
-    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated.
+) -> Iterator[tuple[str, str]]:
+    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated: of its reasoning, where the
+    template marks it, and of the rest.
 
     A model of transformers gets `prompt` through its template for chats, unless `generate.template` is null. With a
     landmark memory both are read in separate chunks, so a saved memory of the file gives the same text. progress:
@@ -65,11 +66,11 @@ def generate_text(
     parts = [tokenizer.encode(text).astype(np.int64) for text in texts]
     if config.memory.load is None and tokenizer.beginning:
         parts[0] = np.concatenate([tokenizer.beginning, parts[0]])
-    inner = getattr(tokenizer, "inner", None)  # of a model of transformers
+    inner, separation = getattr(tokenizer, "inner", None), Separation()  # inner: of a model of transformers
     if config.prompt is not None and settings.template is not None and getattr(inner, "chat_template", None):
-        begins = len(texts) == 1 and config.memory.load is None
-        asked = Chats(inner).ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
-        parts[-1] = np.array(asked, dtype=np.int64)
+        begins, chats = len(texts) == 1 and config.memory.load is None, Chats(inner)
+        asked = chats.ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
+        parts[-1], separation = np.array(asked, dtype=np.int64), Separation(chats, chats.opens_reasoning(asked))
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "progress": progress}
     statistics.tokens_read = sum(map(len, parts))
@@ -84,8 +85,9 @@ def generate_text(
         steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
         for tokens in steps:
             statistics.count_token()
-            yield characters.decode(tokenizer.decode_bytes([token for token in tokens if token is not None]))
-        yield characters.decode(b"", final=True)
+            new = tokenizer.decode_bytes([token for token in tokens if token is not None])
+            yield separation.more(characters.decode(new))
+        yield separation.more(characters.decode(b"", final=True), whole=True)
     else:
         if parts:
             model.generate(parts, 0, **reading)

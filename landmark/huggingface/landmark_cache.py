@@ -93,6 +93,7 @@ class LandmarkCache(Cache):
         self.memory.model = partial(weights_digest, model)
         self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
         self.marks: list[Mark] | None = None
+        self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self._forget()
 
     def _new_layers(self) -> list[Any]:
@@ -105,7 +106,6 @@ class LandmarkCache(Cache):
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
         self.groups: list[Group] = []
         self.marks = None if self.marks is None else []
-        self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self._columns = 0  # of a padded batch: tokens read, padding included
         self.torn = False  # whether an error left a text read in part
 
@@ -180,6 +180,7 @@ class LandmarkCache(Cache):
         """Forget everything: a new text begins."""
         self.layers = self._new_layers()
         self.memory.reset()
+        self._state = None
         self._forget()
 
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
@@ -211,6 +212,7 @@ class LandmarkCache(Cache):
         self.memory.load(folder, device_of)  # checks the hashes of all files
         tensors = saved_windows(folder)
         self._forget()
+        self._state = weights_state(cast(PreTrainedModel, self._model()))
         self.ids = tensors[IDS]
         for number, layer in self._windows.items():
             if f"{number}.keys" in tensors:
@@ -219,12 +221,17 @@ class LandmarkCache(Cache):
                 layer.keys, layer.values = content
                 layer.cumulative_length = int(tensors[f"{number}.length"])
 
-    def check_model(self, model: Any) -> None:
-        """Raise UserError where the memory is another model's, or weights or adapters have changed since it began."""
-        state = weights_state(model)
+    def fits(self, model: Any, is_token: bool = False) -> bool:
+        """Whether the memory is this model's, and weights and adapters have not changed since it began. is_token: one
+        token goes on, for which weights are not compared: that takes a millisecond.
+        """
+        return self._model() is model and (is_token or self._state in (None, weights_state(model)))
+
+    def check_model(self, model: Any, is_token: bool = False) -> None:
+        """Raise UserError where `fits` is False."""
         if self._state is None:
-            self._state = state
-        if self._model() is not model or self._state != state:
+            self._state = weights_state(model)
+        if not self.fits(model, is_token):
             raise UserError(
                 "past_key_values: the memory is of another model, or the weights or the adapter have changed since it "
                 "began: make one with model.new_memory()"

@@ -206,8 +206,7 @@ class LandmarkModel(_Base):
         if mask is not None and logits_to_keep and bool(mask.any()):
             check_ends(mask, logits_to_keep)
         check_positions(position_ids, torch.ones_like(ids) if mask is None else mask, cache)
-        if columns > 1 or not cache.get_seq_length():
-            cache.check_model(self)
+        cache.check_model(self, is_token=columns == 1)
         self._check_reading()
         kept = logits_to_keep or columns
         with torch.no_grad(), cache.reading_all(batch, columns):
@@ -282,9 +281,7 @@ class LandmarkModel(_Base):
             if not ids.shape[-1]:
                 raise UserError("input_ids: the prompt has no text")
             check_goes_on(ids, kwargs.get("attention_mask"), cache)
-            if not cache.groups:
-                end = max(config.max_length or 0, ids.shape[1] + (config.max_new_tokens or 0))
-                cache.expect(end - cache.get_seq_length())
+            cache.check_model(self)
         repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
         if repeats > 1 and past_key_values is not None:
             cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))

@@ -83,7 +83,7 @@ class PrefixCache:
         """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
         best: tuple[int, _Kept | None, Any] = (0, None, None)
         for kept in self._kept:
-            if kept.owner != owner:
+            if kept.owner != owner or not kept.cache.fits(self.model):
                 continue
             shared, read = kept.shared(wanted), kept.cache.get_seq_length()
             if shared == read and not kept.in_use and read > best[0]:

@@ -138,7 +138,7 @@ class Memory:
 
     def expect(self, tokens: int) -> None:
         """Make room for so many tokens more, without landmarks, when the next blocks are stored."""
-        self._expected = (self.tokens_read + tokens) // self.block_size
+        self._expected = max(self._expected, (self.tokens_read + tokens) // self.block_size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
         """Attention (B, H, T, d) of a chunk to itself, to the pending tokens before it and to the blocks it retrieves.

@@ -157,7 +157,7 @@ class SummaryMemory:
 
     def expect(self, tokens: int) -> None:
         """Make room for so many tokens more, when the next are read."""
-        self._expected = self.position + tokens
+        self._expected = max(self._expected, self.position + tokens)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None = None

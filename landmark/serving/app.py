@@ -136,7 +136,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     def add(client: str, id: str, text: str, gone: threading.Event) -> dict[str, Any]:
         ids = answering.chats.text_ids(text)
         answering.ids(ids)  # or they are refused
-        memories.check_room(answering.bytes_of(len(ids)))
+        memories.check_room(client, id, answering.bytes_of(len(ids)))
         with answering.prefixes.using(ids, client) as cache:
             answering.read(ids[cache.get_seq_length() :], cache, gone)
             memories.save(client, id, cache)

@@ -125,8 +125,12 @@ class Memories:
                 found[folder.name] = len(self.ids(key, folder.name))
         return found
 
-    def check_room(self, more: int) -> None:
-        """Raise Full where so many bytes more do not fit."""
+    def check_room(self, key: str, name: str, more: int) -> None:
+        """Raise UserError for a name that cannot be, and Full where no document of so many bytes fits."""
+        folder = self._folder(key, name)
+        others = sum(1 for each in self._sizes if each.parent == folder.parent)
+        if folder not in self._sizes and others >= self._settings.documents:
+            raise Full(f"{others} documents: this server keeps no more; delete one")
         used = sum(self._sizes.values())
         if used + more > self._settings.disk:
             raise Full(f"{used:,} bytes of documents: there is no room for {more:,} more; delete some")
@@ -135,10 +139,7 @@ class Memories:
         """Replace a document, or add it. cache: has read it. Raises Full or Failed, and changes nothing then."""
         folder = self._folder(key, name)
         with self._writing, _one_line(f"document {name}"):
-            others = sum(1 for each in self._sizes if each.parent == folder.parent)
-            if folder not in self._sizes and others >= self._settings.documents:
-                raise Full(f"{others} documents: this server keeps no more; delete one")
-            self.check_room(cache.nbytes)
+            self.check_room(key, name, cache.nbytes)
             newest = _newest(folder)
             try:
                 cache.save(folder / str(1 if newest is None else int(newest.name) + 1))

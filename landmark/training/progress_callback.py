@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from landmark.training.lightning_module import ends_step
 from landmark.training.measurement_callback import MeasurementCallback
+from landmark.utils.progress import terminal_size
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -32,7 +33,7 @@ class ProgressCallback(Callback):
             return
         if sys.stderr.isatty():
             steps, done = self.measurements.steps, trainer.global_step
-            self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", **terminal_size())
         else:
             again = f", going on at step {trainer.global_step}" if trainer.global_step else ""
             self._print(f"training for {self.measurements.steps} steps{again}")

@@ -86,6 +86,24 @@ class Chats:
         return reasoning.strip(), answer.lstrip()
 
 
+class Separation:
+    """Takes the reasoning out of an answer that comes piece by piece. chats, opened: as of `Chats.parts`; None: there
+    is no reasoning.
+    """
+
+    def __init__(self, chats: Chats | None = None, opened: bool = False):
+        self._chats, self._opened = chats, opened
+        self._text, self._given = "", ("", "")
+
+    def more(self, piece: str, whole: bool = False) -> tuple[str, str]:
+        """What is new of the reasoning, and of the rest. whole: the answer ends with this piece."""
+        self._text += piece
+        before, self._given = self._given, ("", self._text)
+        if self._chats is not None:
+            self._given = self._chats.parts(self._text, self._opened, whole)
+        return self._given[0][len(before[0]) :], self._given[1][len(before[1]) :]
+
+
 def _restored(text: str, stand_ins: Mapping[str, str]) -> str:
     for stand_in, name in stand_ins.items():
         text = text.replace(stand_in, name)

@@ -1,11 +1,19 @@
 """A progress bar for evaluations."""
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from landmark.utils.errors import OutOfTime
+
+
+def terminal_size() -> dict[str, Any]:
+    """For tqdm, which shows nothing on a terminal that says it has no rows, as a new pseudo-terminal does."""
+    columns, rows = shutil.get_terminal_size()
+    return {"ncols": columns, "nrows": rows}
 
 
 class ProgressBar:
@@ -16,7 +24,7 @@ class ProgressBar:
 
         every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
         self.bar = tqdm(
-            desc=name, unit=unit, unit_scale=True, mininterval=every, delay=2.0, leave=False, ncols=80
+            desc=name, unit=unit, unit_scale=True, mininterval=every, delay=2.0, leave=False, **terminal_size()
         )  # fmt: skip
         self.began, self.deadline = time.time(), deadline
 

@@ -149,7 +149,7 @@ def test_no_file_and_no_network_says_what_to_set(monkeypatch):
     monkeypatch.setattr(openai_public, "r50k_base", unreachable)
     whole = load_tokenizer("gpt2")  # its identity needs no ranks
     assert (whole.name, whole.vocab_size) == ("gpt2", 50304)
-    with pytest.raises(UserError, match=r"set tokenizer\.file .*, or choose tokenizer=bytes"):
+    with pytest.raises(UserError, match=r"^GPT-2's ranks, which .* set tokenizer\.file .*, or choose tokenizer=bytes"):
         whole.encode("a text")
     with pytest.raises(UserError, match=r"set tokenizer\.file"):
         _ = whole.byte_lengths

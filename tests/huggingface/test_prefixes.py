@@ -1,5 +1,7 @@
 """Texts that begin alike are read once, and a live memory is used by the model that made it alone."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -105,6 +107,8 @@ def test_a_live_memory_of_another_model_is_refused(family, text):
     read(model, text, memory)
     with pytest.raises(UserError, match="the memory is of another model"):
         other.generate(torch.cat([text, text], 1), past_key_values=memory)
+    with pytest.raises(UserError, match="the memory is of another model"):
+        other(text[:, :1], past_key_values=memory)
 
     def check_changed():
         with pytest.raises(UserError, match="weights or the adapter have changed since it began"):
@@ -126,6 +130,31 @@ def test_a_live_memory_of_another_model_is_refused(family, text):
     adapted.unmerge_adapter()
     with adapted.disable_adapter():
         check_changed()
+
+
+@pytest.mark.parametrize("change", ["weights", "adapter"])
+def test_a_changed_model_reads_texts_anew(text, change):
+    """Nothing is taken from before: by the prefix cache, by the one token that `generate` reads, by a padded batch."""
+    model = wrapped_model("llama", **FREE)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False))
+    prefixes, memory, padded = PrefixCache(model), model.new_memory(), model.new_memory()
+    prefixes.generate(text, **GREEDY)
+    read(model, text[:, :-1], memory)
+    batch, mask = text.expand(2, -1), torch.ones(2, 60, dtype=torch.int64)
+    mask[0, :9] = 0
+    with torch.no_grad():
+        model(batch, attention_mask=mask, past_key_values=padded)
+        if change == "weights":
+            model.get_input_embeddings().weight[0] += 1
+    with nullcontext() if change == "weights" else adapted.disable_adapter():
+        assert prefixes.longest(text[0].tolist()) == 0
+        assert torch.equal(prefixes.generate(text, **GREEDY), model.generate(text, **GREEDY))
+        for call in (
+            lambda: model.generate(text, past_key_values=memory, **GREEDY),
+            lambda: model(batch, past_key_values=padded),
+        ):
+            with pytest.raises(UserError, match="weights or the adapter have changed since it began"):
+                call()
 
 
 @pytest.mark.parametrize("settings", [{}, FREE], ids=["landmarks", "without"])

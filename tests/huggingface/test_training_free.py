@@ -74,6 +74,21 @@ def test_a_prompt_is_read_in_tiles_and_its_last_token_alone(name, ids, tokenizer
     assert (more[0] - more[1]).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("tier", ["device", "disk"])
+def test_a_text_that_was_announced_takes_room_once(ids, tokenizer, tier):
+    """However many parts it is read in: the memory is not copied to a larger place for each."""
+    wrapped, _ = make("llama", tokenizer, FEW)
+    whole, parts = (wrapped.new_memory(tier=tier) for _ in range(2))
+    read(wrapped, ids[:, :80], whole)
+    parts.expect(80)
+    places = set()
+    for part in ids[:, :80].split(7, 1):
+        read(wrapped, part, parts)
+        places.add(parts.memory.layers[0].keys.data_ptr())
+    assert len(places) == 1
+    assert parts.stats["bytes_kept"] == whole.stats["bytes_kept"]
+
+
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 2, "num_return_sequences": 2}])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_generates_what_the_model_generates(name, settings, ids, tokenizer):

@@ -159,14 +159,15 @@ def test_keys_and_bodies_that_are_wrong_are_refused(server):
     assert refused.status_code == 401, "the body was read before the key"
 
 
-def test_documents_and_disk_have_an_end(model, tokenizer, tmp_path, monkeypatch):
+def test_documents_that_cannot_be_kept_are_refused_before_they_are_read(model, tokenizer, tmp_path, monkeypatch):
     with Server(model, tokenizer, tmp_path / "few", documents=2) as running:
         found = [running.http().put(f"/documents/{name}", content=b"Hello. ") for name in "abb"]
         assert [each.status_code for each in found] == [200, 200, 200]
-        refused = running.http().put("/documents/c", content=b"Hello. ")
-    assert refused.status_code == 507
-    assert "this server keeps no more" in refused.json()["error"]["message"]
-    monkeypatch.setattr(Answering, "read", None)  # it is refused before it is read
+        monkeypatch.setattr(Answering, "read", None)
+        for name, status, said in (("c", 507, "this server keeps no more"), ("-c", 400, "a name has 1 to 64")):
+            refused = running.http().put(f"/documents/{name}", content=b"Hello. ")
+            assert refused.status_code == status
+            assert said in refused.json()["error"]["message"]
     with Server(model, tokenizer, tmp_path / "small", disk=100_000) as running:
         refused = running.http().post("/documents", json={"text": "A heron. " * 400})
     assert refused.status_code == 507

@@ -1,6 +1,7 @@
 """A trained model reads a text: `generate` goes on from it, `chat` talks of it, `inspect` shows its blocks."""
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -52,6 +53,10 @@ def check_files(config: Config) -> None:
         raise UserError(f"memory.load={config.memory.load}: there is no such folder")
     if config.memory.save is not None and Path(config.memory.save).exists():
         raise UserError(f"memory.save={config.memory.save}: exists already, delete it or name another folder")
+    if config.memory.save is not None:
+        place = next(each for each in Path(config.memory.save).absolute().parents if each.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise UserError(f"memory.save={config.memory.save}: no folder can be made in {place}, name another one")
 
 
 def _summary(statistics: "GenerationStatistics") -> str:

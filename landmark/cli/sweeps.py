@@ -29,7 +29,7 @@ from landmark.cli.terminal import open_streams, report, said, show_log
 from landmark.config import Config, to_config
 from landmark.config.command_line import PROGRAM, StartedJob, begin, is_of_hydra
 from landmark.config.composer import Composer, one_line, parse
-from landmark.config.rows import cell_name, compose_job, named
+from landmark.config.rows import MOST, cell_name, combinations, compose_job, named
 from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.team import started_together
 from landmark.utils.trust import check_plain
@@ -107,7 +107,7 @@ class SubmititLocal(Basic):
         import submitit
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
-        check_plain("output", str(logs))
+        check_plain("output", str(logs.absolute()))  # a folder that was downloaded may have any name
         shared = {item.name for item in fields(SubmititLocal)}
         settings = {key if key in shared else f"slurm_{key}": value for key, value in asdict(self).items()}
         again = {key: settings.pop(key) for key in ("slurm_max_num_timeout",) if key in settings}
@@ -247,7 +247,7 @@ def _check_swept(swept: Collection[Override]) -> None:
     for each in swept:
         if not each.is_discrete_sweep():
             raise UserError(f"{each.input_line}: has no list of values")
-        if not [*each.sweep_string_iterator()]:
+        if not any(True for _ in each.sweep_string_iterator()):
             of_glob = f"matches nothing in conf/{each.key_or_group}"
             raise UserError(f"{each.input_line}: {of_glob if isinstance(each.value(), Glob) else 'has no value'}")
 
@@ -260,12 +260,12 @@ def _varied(job: Sequence[str], swept: Collection[str]) -> str:
 def _checked_jobs(overrides: Sequence[Override], swept: Collection[str], composer: Composer) -> list[list[str]]:
     """The overrides of every job. Raises UserError, naming the jobs, where one of them cannot start."""
     choices = [
-        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        [f"{each.get_key_element()}={value}" for value in itertools.islice(each.sweep_string_iterator(), MOST + 1)]
         if each.is_sweep_override()
         else [each.input_line or ""]
         for each in overrides
     ]
-    asked, faults = [list(words) for words in itertools.product(*choices)], {}
+    asked, faults = [list(words) for words in combinations(choices, "-m")], {}
     for job in asked:
         try:
             Command.of(to_config(composer(job)), job)

@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.config.composer import one_line
 from landmark.utils.errors import Stopped, UserError
 
-PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}
+WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+PLACE = {*WAY, errno.EEXIST, errno.ENOENT}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 # Packages, by the extra that has them.
 EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf"}
@@ -99,6 +100,8 @@ def said(error: Exception) -> str | None:
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in PLACE and frames[-1].name in ("mkdir", "makedirs"):  # others of its kind are bugs
         return f"{where}{error.strerror}: no folder can be made there, name another output= or data.cache="
+    if error.errno in WAY:  # what is on the disk, not this program, has put it there
+        return f"{error.filename2 or error.filename}: {error.strerror}: move it away, or name another output="
     if error.errno in STORAGE:
         hint = "make it readable and writable" if isinstance(error, PermissionError) else "make room"
         return f"{where}{error.strerror}: {hint}, or name another output= or data.cache=; what is done is kept"

@@ -2,10 +2,12 @@
 
 import itertools
 import logging
+import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from hydra import compose
 from hydra.core.override_parser.types import Override
@@ -27,6 +29,9 @@ _OF_THE_EXPERIMENT = {
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "generate"),
 }
 
+MOST = 10_000  # rows of a name with braces or of a grid, jobs of a sweep
+
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 Compose = Callable[[list[str]], DictConfig]
 Check = Callable[[Config], None]
@@ -138,7 +143,7 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
             raise UserError(f"rows: {name}: {unknown[0]} is not among the parts ({', '.join(parts)})")
         choices.append([(each, f"{key}={each}" if key else parts.get(each, "")) for each in names])
     made = {}
-    for chosen in itertools.product(*choices):
+    for chosen in combinations(choices, f"rows: {name}"):
         row = literal[0] + "".join(each + after for (each, _), after in zip(chosen, literal[1:], strict=True))
         made[row] = " ".join(filter(None, [text, *(more for _, more in chosen)]))
     return made
@@ -150,13 +155,25 @@ def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, 
     for override in parse(overrides):
         if override.key_or_group in axes:
             swept = override.is_sweep_override()
-            values = list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()]
+            values = (
+                [*itertools.islice(override.sweep_string_iterator(), MOST + 1)]
+                if swept
+                else [override.get_value_element_as_str()]
+            )
             axes[override.key_or_group] = values
     found = {}
-    for values in itertools.product(*axes.values()) if axes else ():
+    for values in combinations(axes.values(), "grid") if axes else ():
         cell = dict(zip(axes, values))
         found[cell_name(cell)] = cell
     return found
+
+
+def combinations(choices: Iterable[Sequence[_T]], what: str) -> Iterator[tuple[_T, ...]]:
+    """All of them, the last choice fastest. Raises UserError where there are more than anybody would make."""
+    choices = list(choices)
+    if math.prod(map(len, choices)) > MOST:
+        raise UserError(f"{what}: has more than {MOST:,} combinations")
+    return itertools.product(*choices)
 
 
 def cell_name(values: Mapping[str, str]) -> str:

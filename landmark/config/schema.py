@@ -17,6 +17,7 @@ from landmark.utils.setting import setting
 from landmark.utils.trust import name_modules
 
 SYNTHETIC = ("passkey",)  # tasks: samples are made as needed, and answers to prompts are evaluated
+MOST_REFERENCES = 20  # to other settings: a value of two that have two each, and so on, would fill the memory
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
@@ -328,6 +329,8 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     """Plain dataclasses from a composed config, interpolations resolved. is_command: modules that it names may be
     imported. Raises UserError for an unknown key and a missing value.
     """
+    if str(OmegaConf.to_container(composed)).count("${") > MOST_REFERENCES:
+        raise UserError(f"more than {MOST_REFERENCES} values are those of other settings (${{KEY}}): write them out")
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:

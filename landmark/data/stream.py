@@ -89,6 +89,6 @@ def remember_verified(folder: Path, stamps: dict[str, Any] | None = None) -> Non
 def _stamp(path: Path) -> list[int] | None:
     try:
         status = os.stat(path)
-    except FileNotFoundError:
+    except OSError:  # `open_written` says what there is
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

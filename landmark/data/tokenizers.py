@@ -245,6 +245,7 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
         if local := Path(folder).is_dir():
             check_files(folder)
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
+        inner("a")  # settings of a wrong type show when a text is read
     except Exception as error:  # of transformers and tokenizers, which raise many kinds for a damaged folder
         detail = in_one_line(error)[:200]
         raise UserError(f"tokenizer.file={folder}: holds no tokenizer that can be used here: {detail}") from error

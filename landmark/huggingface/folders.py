@@ -13,7 +13,7 @@ import torch
 
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError, in_one_line
-from landmark.utils.files import delete_leftovers, locked, read_json, sha256_file, write_json
+from landmark.utils.files import delete_leftovers, locked, name_in_errors, read_json, sha256_file, write_json
 
 
 def folder_of(name: str) -> Path:
@@ -95,5 +95,6 @@ def _convert(file: Path, partial: Path, folder: Path) -> None:
     if all(bool((weight == weight.bfloat16()).all()) for weight in model.state_dict().values()):
         model.to(torch.bfloat16)
     print("3 of 3, writing them …", file=sys.stderr)
-    model.save_pretrained(partial)
+    with name_in_errors(folder):
+        model.save_pretrained(partial)
     print("converted", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -42,6 +42,7 @@ from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
 from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
+from landmark.utils.files import open_written
 from landmark.utils.weights import weights_digest, weights_state
 
 WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
@@ -396,10 +397,11 @@ class LandmarkCache(Cache):
 def saved_windows(folder: Path) -> dict[str, Tensor]:
     """A saved memory's ids, IDS (B, n), and windows of sliding layers. Raises UserError where it is damaged."""
     try:
-        if IDS not in (tensors := load_file(folder / WINDOWS)):
-            raise KeyError(IDS)
+        with open_written(folder / WINDOWS) as file:
+            if IDS not in (tensors := load_tensors(file.read())):
+                raise KeyError(IDS)
         return tensors
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:  # torch raises RuntimeError where it is deleted
+    except (OSError, SafetensorError, UserError, KeyError) as error:
         raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
 
 

@@ -177,6 +177,9 @@ class Memory:
                 f"the memory has keys of {state.pending[0].dtype}, this chunk of {k.dtype}: read all of a text under "
                 "the same autocast and with weights of one type, or reset() the memory"
             )
+        kept = k if state.pending is None else state.pending[0]
+        if (kept.shape[:2], kept.shape[3]) != (k.shape[:2], k.shape[3]):
+            raise UserError(f"the memory has keys like {tuple(kept.shape)}, this chunk {tuple(k.shape)}: reset() it")
         if self._before is None:
             read = {number: each.store.blocks_read for number, each in self.layers.items()}
             self._before = self._statistics.copy(), read

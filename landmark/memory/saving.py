@@ -19,7 +19,7 @@ from torch import Tensor
 from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
-from landmark.utils.errors import UserError
+from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import (
     Keys,
     check_keys,
@@ -122,23 +122,27 @@ def load(
         blocks.append(_blocks(number))
     read_hashes(folder, (TENSORS, *blocks), HASHES, REMEDY)
     _check(identity, max_blocks, content, folder)
+    layers = {}
     try:
         with safe_open(inside(folder, TENSORS), "pt") as tensors:
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch raises RuntimeError where it is deleted
-        raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): {REMEDY}") from error
-    layers = {}
-    for number, counts in content["layers"].items():
-        layers[int(number)] = layer = new_layer()
-        place = device_of(device, int(number))
-        parts = {name.partition(".")[2]: x.to(place) for name, x in loaded.items() if name.startswith(f"{number}.")}
-        summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
-        layer.between = parts
-        if counts["kept"]:
-            batch, heads, _, dim = summaries["landmarks"].shape
-            like = parts["pending_keys"].new_empty(batch, heads, 0, content["block_size"], dim)
-            saved = SavedRows(inside(folder, _blocks(number)), counts["kept"])
-            _fill(layer.store, counts["added"], saved, summaries, like)
+        for number, counts in content["layers"].items():
+            layers[int(number)] = layer = new_layer()
+            place = device_of(device, int(number))
+            parts = {name.partition(".")[2]: x.to(place) for name, x in loaded.items() if name.startswith(f"{number}.")}
+            summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
+            layer.between = parts
+            if counts["added"] * (content["block_size"] + 1) + layer.num_pending != content["position"]:
+                raise ValueError(f"layer {number} has not read position={content['position']}")
+            if counts["kept"]:
+                batch, heads, _, dim = summaries["landmarks"].shape
+                like = parts["pending_keys"].new_empty(batch, heads, 0, content["block_size"], dim)
+                saved = SavedRows(inside(folder, _blocks(number)), counts["kept"])
+                _fill(layer.store, counts["added"], saved, summaries, like)
+    except UserError:
+        raise
+    except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:  # RuntimeError: it is deleted
+        raise UserError(f"{folder / TENSORS} is missing or damaged ({in_one_line(error)}): {REMEDY}") from error
     return content["position"], layers
 
 

@@ -25,7 +25,7 @@ from landmark.memory.retrievals import Observer, Retrieval, Stored
 from landmark.memory.saving import CONTENT, FORMAT, REMEDY, TENSORS, Place, device_of, new_folder, read_content
 from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic, write_json
+from landmark.utils.files import name_in_errors, write_atomic, write_json
 
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
@@ -270,7 +270,8 @@ class SummaryMemory:
             for number, state in self.layers.items():
                 for name, x in (("keys", state.keys), ("values", state.values)):
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
-            save_file(tensors, temporary / TENSORS)
+            with name_in_errors(folder):
+                save_file(tensors, temporary / TENSORS)
             write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), "position": end})
             for name, content in (others or {}).items():
                 write_atomic(temporary / name, content)

@@ -19,13 +19,13 @@ from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.families import head_dim
 from landmark.huggingface.folders import folder_of
-from landmark.huggingface.safe_loading import open_model
+from landmark.huggingface.safe_loading import check_folder, open_model, readable
 from landmark.huggingface.wrapping import without_landmarks
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
-from landmark.utils.files import check_files, read_json, sha256_file
+from landmark.utils.files import check_files, name_in_errors, read_json, sha256_file
 from landmark.utils.window_batch import WindowBatch
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class Pretrained(LanguageModel):
         partial = folder / ".weights.partial"
         shutil.rmtree(partial, ignore_errors=True)
         whole = {} if state is None else {"state_dict": {n.removeprefix("model."): x for n, x in state.items()}}
-        self.model.save_pretrained(partial, **whole)
+        with name_in_errors(folder):
+            self.model.save_pretrained(partial, **whole)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(partial)
         files = sorted((file.name for file in partial.iterdir()), key=lambda name: name == "config.json")
@@ -118,19 +119,18 @@ def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple
 
     name: its folder, or its name on the hub; None: one of `family` with the shape. Raises UserError where none is.
     """
-    if name is None:
-        config = _config_of_family(str(family), shape)
-    else:
-        saved = read_json(folder_of(name) / "config.json", {"model_type": str}, "name the folder of a model")
-        try:
-            config = AutoConfig.for_model(**saved)
-        except (TypeError, ValueError, KeyError) as error:
-            raise UserError(f"model.name={name}: transformers knows no model_type={saved['model_type']}") from error
-    with torch.device("meta"):
+    folder = None if name is None else folder_of(name)
+    if folder is not None:
+        check_folder(folder)
+    with readable(name or str(family), "model"), torch.device("meta"):
+        if folder is None:
+            config = _config_of_family(str(family), shape)
+        else:
+            config = AutoConfig.for_model(**read_json(folder / "config.json", {"model_type": str}))
         model = AutoModelForCausalLM.from_config(config)
-    ends = {id(layer.weight): layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
+        ends = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
+        total = sum(parameter.numel() for parameter in model.parameters())
+        return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
 
 
 def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:

@@ -8,7 +8,8 @@ from typing import Any
 from landmark.results.columns import COLUMNS, TableRow
 from landmark.results.tables import Table
 from landmark.utils.data_frames import aligned, csv_text
-from landmark.utils.files import write_atomic
+from landmark.utils.errors import UserError
+from landmark.utils.files import open_written, write_atomic
 
 _WORDS = ("name", "model")
 _SETTINGS = ("model", "length", "local", "blocks", "k", "cutoff", "mapping")
@@ -22,8 +23,11 @@ _COMMANDS = 3  # so many of one place are listed
 
 def is_written(table: Table, folder: Path, launch: str = "") -> bool:
     """Whether the same table was written below `folder` before. launch: as for `write`."""
-    path = _path(table, folder, "md", launch)
-    return path.exists() and path.read_text(encoding="utf-8") == as_markdown(table)
+    try:
+        with open_written(_path(table, folder, "md", launch)) as file:
+            return file.read() == as_markdown(table).encode()
+    except UserError:
+        return False
 
 
 def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:

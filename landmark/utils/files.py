@@ -76,9 +76,16 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 @contextmanager
 def name_in_errors(path: str | Path) -> Iterator[None]:
-    """Add a file's name to a system error that names none, as of a full disk. Raises UserError: its folder is gone."""
+    """Add a file's name to a system error that names none, as of a full disk; safetensors has it as words. Raises
+    UserError: its folder is gone.
+    """
     try:
-        yield
+        try:
+            yield
+        except Exception as error:
+            if (of_system := re.search(r"\(os error (\d+)\)$", str(error))) is None:
+                raise
+            raise OSError(int(of_system[1]), os.strerror(int(of_system[1]))) from error
     except FileNotFoundError as error:
         raise UserError(
             f"{path} cannot be written, its folder was moved or deleted: put it back, the same command goes on"
@@ -232,7 +239,7 @@ def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, r
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
     """Hold the lock of a file or a folder until the process dies. Yields False where it is held, or cannot be had."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,8 @@ def read_metrics(path: Path) -> Metrics:
     try:
         for row in csv.DictReader(whole_lines(path)):
             metrics.append({"step": int(row.pop("step")), **{name: float(row[name]) for name in row if row[name]}})
+    except UserError:
+        raise
     except KeyError as error:
         raise UserError(f"{path} has no column {error.args[0]}: {_REMEDY}") from None
     except UnicodeDecodeError as error:

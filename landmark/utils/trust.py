@@ -7,6 +7,7 @@
 - What a scheduler writes into a script is one line of plain text.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,10 +24,10 @@ def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | Non
     """Let modules be imported: whole names of the command line or a caller in Python; our own have no dot. outside:
     folders that are read, or of results. Raises UserError for a module that would lie in one of them.
     """
-    folders = [Path(folder).resolve() for folder in outside if folder is not None]
+    folders = [_real(folder) for folder in outside if folder is not None]
     for name in (name for name in names if name is not None and "." in name):
         for entry in sys.path:
-            place = Path(entry or ".").joinpath(*name.split(".")).resolve()
+            place = _real(Path(entry or ".").joinpath(*name.split(".")))
             if inside := [folder for folder in folders if place.is_relative_to(folder)]:
                 raise UserError(
                     f"{name}: lies in {inside[0]}, from which no code is run: copy it to a folder of your own"
@@ -60,9 +61,14 @@ def check_module(name: str, key: str) -> None:
 def inside(folder: str | Path, name: object) -> Path:
     """The path of a file that is named on disk. Raises UserError if it is not inside the folder."""
     folder = Path(folder)
-    if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
+    if not isinstance(name, str) or not _real(folder / name).is_relative_to(_real(folder)):
         raise UserError(f"{folder} names the file {name!r}, which is not in it: nothing is read from there")
     return folder / name
+
+
+def _real(path: str | Path) -> Path:
+    """Without links; `Path.resolve` raises RuntimeError for one that leads to itself."""
+    return Path(os.path.realpath(path))
 
 
 def check_plain(key: str, value: str) -> None:

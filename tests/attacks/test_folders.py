@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import landmark
 from landmark.config import to_config
 from landmark.data.stream import open_corpus
 from landmark.memory.saving import HASHES
-from landmark.models import load
+from landmark.models import DecoderConfig, load
 from landmark.utils.errors import UserError
 from landmark.utils.files import sealed, sha256_file
 from landmark.utils.trust import name_modules
@@ -91,6 +92,8 @@ class TestMemory:
             ("name", "is no layer"),
             ("link", "which is not in it"),
             ("position", "position is -5, below 0"),
+            ("read on", "layer 1 has not read position="),
+            ("parts", "tensors.safetensors is missing or damaged .*landmarks"),
             ("hashes", "memory.sha256 does not exist"),
         ],
     )
@@ -103,12 +106,22 @@ class TestMemory:
             told["layers"] = {"0/../../outside": told["layers"]["1"]}
         elif how == "position":
             told["position"] = -5
+        elif how == "read on":
+            told["position"] += 1
+        elif how == "parts":
+            tensors = load_file(book / "tensors.safetensors")
+            save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, book / "tensors.safetensors")
         (book / "memory.json").write_text(json.dumps(told))
         hash_again(book, HASHES)
         if how == "hashes":
             (book / HASHES).unlink()
         with pytest.raises(UserError, match=said):
             new_memory(k=2).load(book)
+
+    def test_it_goes_on_with_keys_of_its_shape(self, book):
+        (memory := new_memory(k=2)).load(book)
+        with pytest.raises(UserError, match="the memory has keys like"):
+            memory.attend(1, *(torch.ones(1, 1, 1, 2) for _ in range(3)))
 
 
 class TestTransformers:
@@ -149,7 +162,9 @@ class TestTransformers:
         ],
     )
     def test_it_is_refused_here_and_by_the_server(self, folder, how, said, monkeypatch, capsys):
+        from landmark.data.tokenizers import open_pretrained
         from landmark.huggingface import load
+        from landmark.models.pretrained import size_of
         from landmark.serving.__main__ import main
 
         if how == "pickle":
@@ -164,9 +179,15 @@ class TestTransformers:
         elif how == "kernels":
             change(folder / "config.json", text_config={"attn_implementation": "org/kernel"})
         else:
-            change(folder / "tokenizer_config.json", model_max_length="many", added_tokens_decoder={"x": 3})
+            change(folder / "tokenizer_config.json", model_max_length="many")
         with pytest.raises(UserError, match=said):
             load(folder)
+        if how == "no numbers":
+            with pytest.raises(UserError, match="holds no tokenizer that can be used here"):
+                open_pretrained(folder)
+        if how == "kernels":
+            with pytest.raises(UserError, match=said):
+                size_of(str(folder), None, DecoderConfig(1, 1, 1, 2, 1))
         monkeypatch.setenv("LANDMARK_API_KEY", "key")
         monkeypatch.setattr(sys, "argv", ["serving", str(folder), "--memories", str(folder / "memories")])
         with pytest.raises(SystemExit) as end:
@@ -249,6 +270,11 @@ hydra:
             b"x: " + b"[" * 3000: "has an alias (*NAME), or is nested too deep",
             BOMB.encode(): "has an alias (*NAME), or is nested too deep",
             b"a: &a {b: *a}\n": "has an alias",
+            b"rows:\n  a0: xx\n"
+            + b"".join(
+                b"  a%d: ${rows.a%d}${rows.a%d}\n" % (n, n - 1, n - 1) for n in range(1, 40)
+            ): "more than 20 values are those of other settings",
+            b"rows:\n  x" + b"{eval.length=1,2}" * 30 + b": model=landmark\n": "has more than 10,000 combinations",
             b"defaults: [bad]\n": "a file of settings includes itself",
             b"3\n": "Invalid loaded object type: int",
             b"name: !!python/name:os.system\n": "could not determine a constructor",
@@ -273,12 +299,32 @@ hydra:
             assert f"is no file, but a {kind}" in done.err or "Could not find 'experiment/bad'" in done.err
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_stands_in_the_place_of_a_file_is_replaced_or_named(work, here, capsys, kind):
+    """A table, a report, and what a killed process may have left."""
+    words = ("+experiment=quickstart", "data=pg19", "row=plain_512")
+    work(*words)
+    work(*words, "task=table")
+    places = [*work.output.glob("tables/*/*.md"), work.output / "report-quickstart.html", work.output / ".left.tmp"]
+    for path in places:
+        path.unlink(missing_ok=True)
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
+    capsys.readouterr()
+    for task in ("table", "report", "evaluate"):
+        done = here(*work.common, *words, f"task={task}")
+        is_in_the_way = kind == "folder" and task != "evaluate"
+        assert (done.code, done.err.count("\n")) == ((2, 1) if is_in_the_way else (0, 0)), done.err
+        assert ("Is a directory: move it away" in done.err) == is_in_the_way
+    assert not places[-1].exists()
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     {
         "up": "which is not in it",
         "absolute": "which is not in it",
         "link": "which is not in it",
+        "loop": "cannot be read .Too many levels of symbolic links.*and prepare it again",
         "number": "file is 3, not a text",
         "objects": "must be one of <u2, <u4",
         "ids": "has the id 9, which its tokenizer does not have.*and prepare it again",
@@ -294,6 +340,8 @@ def test_a_manifest_stays_in_its_folder_and_fits(tmp_path, how, said):
     name = {"up": "../outside.bin", "absolute": str(outside), "number": 3}.get(how, "test.bin")
     if how == "link":
         (folder / name).symlink_to(outside)
+    elif how == "loop":
+        (folder / name).symlink_to(name)
     elif name == "test.bin":
         shutil.copy(outside, folder / name)
     entry = {"file": name, "tokens": outside.stat().st_size // 2, "sha256": sha256_file(outside)}

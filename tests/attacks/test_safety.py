@@ -61,8 +61,11 @@ def test_no_text_becomes_a_line_of_a_script(here, key, monkeypatch):
     (here.folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here.folder}:{os.environ['PATH']}")
     sweep = ("-m", "data=stdlib", "tokenizer=bytes", "size=nano", "task=plan", "retrieval.k=1,2")
+    (odd := here.folder / "a\ntouch ran").mkdir()
     for words in ([f"hydra.launcher.{key}='a\ntouch ran'"], ["output='a\ntouch ran'"]):
         done = here(*sweep, "hydra/launcher=submitit_slurm", *words)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert "must be one line of plain text" in done.err
+    monkeypatch.chdir(odd)
+    assert "must be one line of plain text" in here(*sweep, "hydra/launcher=submitit_slurm").err
     assert not (here.folder / "ran").exists()

@@ -18,6 +18,7 @@ SHORT = {
     "SHAPES": "size=nano tokenizer=bytes",
     "TUNED": "+experiment=pretrained_tuned size=nano model.name=DIR",
     "TABLE1": "+experiment=table1_pg19 size=nano",
+    "RANGE": str([*range(300)]).replace(" ", ""),
     "ROW": "\"+rows={a: 'model=landmark'}\"",
 }
 # What is typed, with task=plan where there is no task, → a part of the line that it ends in.
@@ -204,6 +205,10 @@ eval.length=2048 eval.task=unique_blocks eval.local=2048 → eval.task=unique_bl
 BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file
 BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such folder
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
+BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
+output=loop task=status → loop/records/runs cannot be read (Too many levels of symbolic links): make it a
+-m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
+ROW "+grid={seed: [1,2,3,4,5], retrieval.k: [1,2,3,4,5,6,7,8,9], eval.length: RANGE}" → grid: has more than 10,000 com
 CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
 CHAT memory.load=nothing → memory.load=nothing: there is no such folder
 CHAT memory.save=taken → memory.save=taken: exists already
@@ -247,6 +252,7 @@ def test_it_is_one_line_and_nothing_is_left(here, line, monkeypatch):
     (here.folder / "taken" / "records" / "rows").touch()
     (here.folder / "a.txt").touch()
     os.mkfifo(here.folder / "pipe")
+    (here.folder / "loop").symlink_to("loop")
     (here.folder / "proof.py").write_text("open('ran', 'w')")
     monkeypatch.syspath_prepend(here.folder)
     ended = here(*words, *["task=plan"] * (not any(word.startswith(("task=", "query=")) for word in words)))

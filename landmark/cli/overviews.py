@@ -17,11 +17,12 @@ from landmark.experiment.jobs import Job
 from landmark.experiment.launches import Launch, describe, lines_of, rows_without_launch, states_of, unfinished
 from landmark.experiment.processes import device_count
 from landmark.experiment.records import Contents
-from landmark.results.page import as_html, page_content
+from landmark.results.page import page_content
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written, write_atomic
 from landmark.utils.hardware import count_gpus, hardware
+from landmark.utils.html_page import filled_page
 from landmark.utils.source_tree import CONF
 
 EXAMPLES = {
@@ -175,7 +176,7 @@ def show_report(command: Command) -> None:
     if not experiment and not command.asks_for_all:
         print(f"the page covers everything in {records.output}: no +experiment is named")
     path = records.output / (f"report-{experiment}.html" if experiment else "report.html")
-    write_atomic(path, page := as_html(content))
+    write_atomic(path, page := filled_page("landmark.results", **content))
     print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
 
 

@@ -6,7 +6,6 @@ import base64
 import codecs
 import zlib
 from collections.abc import Callable, Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from landmark.inspector.trace import Trace, trace_retrieval
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.files import write_atomic
-from landmark.utils.html_page import self_contained_page
+from landmark.utils.html_page import filled_page
 
 SCRIPTS = "text.js", "data.js", "panel.js", "page.js"
 UNIT = 0xFFFF  # a weight is stored as a multiple of 1 / UNIT
@@ -97,11 +96,9 @@ def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, A
         "sizes": {name: array.size for name, array in arrays.items()},
         "tokens": token_texts(tokenizer, trace.tokens),
     }
-    folder = resources.files("landmark.inspector")
-    template, style, *scripts = (
-        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)
+    return filled_page(
+        "landmark.inspector", SCRIPTS, content=content, title=title, data=base64.b64encode(data).decode()
     )
-    return self_contained_page(template, style, scripts, content, title=title, data=base64.b64encode(data).decode())
 
 
 def token_texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:

@@ -5,7 +5,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from landmark.experiment.launches import Launch, rows_without_launch
@@ -13,20 +12,9 @@ from landmark.experiment.records import Contents, provenance
 from landmark.results import paper, render, tables
 from landmark.results.columns import COLUMNS, Record
 from landmark.results.tables import Table
-from landmark.utils.html_page import policy
 from landmark.utils.measured import kind_of
 
 Values = dict[str, Any]
-
-
-def as_html(content: Values) -> str:
-    """The file for the content that `page_content` returns. All of it is shown as text, never as HTML."""
-    import jinja2
-    from markupsafe import Markup
-
-    template, style = ((files("landmark.results") / name).read_text("utf-8") for name in ("page.html", "page.css"))
-    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template)
-    return page.render(content, style=Markup(style), policy=policy(style))
 
 
 def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:

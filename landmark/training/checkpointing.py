@@ -169,8 +169,6 @@ class CheckpointCallback(Checkpoint):
         checkpoint[SETTINGS] = self.settings
 
     def _save(self, trainer: Trainer, step: int) -> None:
-        for logger in trainer.loggers:
-            logger.save()
         trainer.save_checkpoint(checkpoint_path(self.folder, step))
         if trainer.is_global_zero:
             for path in checkpoints(self.folder)[KEPT:]:

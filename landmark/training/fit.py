@@ -18,7 +18,6 @@ from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, Interruption, find_checkpoint
 from landmark.training.lightning_module import LanguageModelTraining, window_losses
 from landmark.training.measurement_callback import MeasurementCallback
-from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import ShardedStrategy, gathered
 from landmark.utils.errors import UserError, in_one_line
@@ -79,7 +78,7 @@ def train(
                 ProgressCallback(measurements, run_dir.name),
                 CheckpointCallback(folder, settings.checkpoint_every, settings.steps, identity, interruption),
             ],
-            logger=[MetricsCsvLogger(run_dir / "metrics.csv", step), *loggers],
+            logger=loggers,
         )
         if trainer.world_size > 1 and started_together() is None:
             raise UserError(

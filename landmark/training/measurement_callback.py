@@ -15,6 +15,7 @@ from landmark.training.lightning_module import STEP_LOSS, LanguageModelTraining,
 from landmark.training.sharding import is_sharded, own_share
 from landmark.utils.errors import Diverged
 from landmark.utils.hardware import peak_memory_bytes
+from landmark.utils.metrics_csv import append_metrics, drop_lines_after
 
 
 class MeasurementCallback(Callback):
@@ -53,6 +54,10 @@ class MeasurementCallback(Callback):
             "flops_per_token": self.flops_per_token,
         }
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            drop_lines_after(_metrics(trainer), trainer.global_step)
+
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -77,6 +82,8 @@ class MeasurementCallback(Callback):
             row |= self._validate(trainer, pl_module)
         if row:
             self.latest |= row
+            if trainer.is_global_zero:
+                append_metrics(_metrics(trainer), step, row)
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)
 
@@ -162,6 +169,10 @@ def gradient_norm(trainer: Trainer, module: LightningModule) -> Tensor:
         assert isinstance(total, Tensor)
         return total.sqrt()
     return norm
+
+
+def _metrics(trainer: Trainer) -> Path:
+    return Path(trainer.default_root_dir) / "metrics.csv"
 
 
 class _Clock:

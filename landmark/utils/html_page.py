@@ -2,34 +2,27 @@
 
 import base64
 import hashlib
-import html
-import json
-import re
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 
-def self_contained_page(template: str, style: str, scripts: Sequence[str], content: Any, **texts: str) -> str:
-    """Fill an HTML template. content: for the scripts, as JSON. texts: shown as text, never as HTML. Raises ValueError
-    for a script that holds its own end tag, and for a number that is not finite.
+def filled_page(package: str, scripts: Sequence[str] = (), **values: Any) -> str:
+    """The file page.html of a package, filled by Jinja, with its page.css and some scripts. values: shown as text, never
+    as HTML. The policy allows this style, these scripts and pictures inside the page. Raises ValueError for a number
+    that is not finite.
     """
-    if any("</script" in script.lower() for script in scripts):
-        raise ValueError("a script holds </script: it would end there")
-    # "<" is escaped, or a text of the content could end the element.
-    data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {
-        "policy": f'<meta http-equiv="Content-Security-Policy" content="{policy(style, *scripts)}">',
-        "style": f"<style>{style}</style>",
-        "content": f'<script type="application/json" id="content">{data}</script>',
-        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
-    } | {name: html.escape(text) for name, text in texts.items()}
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], template)
+    import jinja2
+    from markupsafe import Markup
 
-
-def policy(style: str, *scripts: str) -> str:
-    """A Content-Security-Policy: this style, these scripts and pictures inside the page, and nothing else."""
-    allowed = " ".join(map(_hash, scripts)) or "'none'"
-    return f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {allowed}"
+    names = ("page.html", "page.css", *scripts)
+    template, style, *code = ((files(package) / name).read_text("utf-8") for name in names)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    allowed = " ".join(map(_hash, code)) or "'none'"
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {allowed}"
+    safe = {"style": Markup(style), "scripts": [Markup(script) for script in code]}
+    return environment.from_string(template).render(values, policy=policy, **safe)
 
 
 def _hash(text: str) -> str:

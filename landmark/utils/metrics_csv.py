@@ -1,14 +1,40 @@
-"""Read the metrics.csv of a run, without torch."""
+"""The metrics.csv of a run, with a line for each measured step, earlier attempts included. Loads no torch."""
 
 import csv
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import open_written
+from landmark.utils.files import name_in_errors, open_written, write_atomic
 
+COLUMNS = (
+    *("step", "train/loss", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second", "train/mfu"),
+    *("train/seconds", "train/peak_memory_bytes", "validation/loss", "validation/perplexity"),
+)
 _REMEDY = "delete it, the training goes on without its earlier lines"
 Metrics = list[dict[str, Any]]
+
+
+def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Add a line, blank where not measured, and flush it to the disk, before a checkpoint of the step is written."""
+    with name_in_errors(path), open(path, "a", encoding="utf-8") as file:
+        file.write(_line({"step": step, **metrics}))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Begin a file, or go on with one after a step, in the present columns. Raises UserError as `read_metrics`."""
+    kept = [row for row in read_metrics(path) if row["step"] <= step]
+    write_atomic(path, ",".join(COLUMNS) + "\n" + "".join(map(_line, kept)))
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    """A line of the file, numbers with nine digits."""
+    shown = {name: str(value) if name == "step" else f"{value:.9g}" for name, value in values.items()}
+    return ",".join(shown.get(name, "") for name in COLUMNS) + "\n"
 
 
 def read_metrics(path: Path) -> Metrics:

@@ -2,18 +2,17 @@
 
 import pytest
 
-from landmark.training.metrics_csv_logger import COLUMNS, MetricsCsvLogger
 from landmark.utils.errors import UserError
-from landmark.utils.metrics_csv import read_metrics
+from landmark.utils.metrics_csv import COLUMNS, append_metrics, drop_lines_after, read_metrics
 
 
 def test_a_resumed_file_has_each_step_once(tmp_path):
     path = tmp_path / "metrics.csv"
-    file = MetricsCsvLogger(path, resumed_step=0)
+    drop_lines_after(path, 0)
     for step in range(1, 6):
-        file.log_metrics({"train/loss": 1 / step}, step)
-    file = MetricsCsvLogger(path, resumed_step=3)
-    file.log_metrics({"validation/loss": 0.5}, 4)
+        append_metrics(path, step, {"train/loss": 1 / step})
+    drop_lines_after(path, 3)
+    append_metrics(path, 4, {"validation/loss": 0.5})
     rows = read_metrics(path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[2] == {"step": 3, "train/loss": 0.333333333}
@@ -25,16 +24,17 @@ def test_a_line_cut_short_is_dropped_and_a_file_of_fewer_columns_is_gone_on_with
     path.write_text("step,train/loss,validation/loss\n1,2,\n2,1.5,1.25\n3,1")
     first = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.5, "validation/loss": 1.25}]
     assert read_metrics(path) == first
-    MetricsCsvLogger(path, resumed_step=2).log_metrics({"train/gradient_norm": 0.5}, 3)
+    drop_lines_after(path, 2)
+    append_metrics(path, 3, {"train/gradient_norm": 0.5})
     assert read_metrics(path) == [*first, {"step": 3, "train/gradient_norm": 0.5}]
-    MetricsCsvLogger(path, resumed_step=0)  # a new run starts a new file
+    drop_lines_after(path, 0)  # a new run starts a new file
     assert path.read_text() == ",".join(COLUMNS) + "\n"
 
 
 def test_a_folder_that_is_moved_meanwhile_is_named(tmp_path):
     (tmp_path / "run").mkdir()
-    logger = MetricsCsvLogger(tmp_path / "run" / "metrics.csv", resumed_step=0)
+    path = tmp_path / "run" / "metrics.csv"
+    drop_lines_after(path, 0)
     (tmp_path / "run").rename(tmp_path / "moved")
-    for write in (lambda: logger.log_metrics({"train/loss": 2.0}, 1), logger.save):
-        with pytest.raises(UserError, match=r"metrics\.csv cannot be written, its folder was moved or deleted"):
-            write()
+    with pytest.raises(UserError, match=r"metrics\.csv cannot be written, its folder was moved or deleted"):
+        append_metrics(path, 1, {"train/loss": 2.0})

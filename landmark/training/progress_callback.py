@@ -1,7 +1,6 @@
-"""The callback that shows the progress of a training: a bar on a terminal, elsewhere a line every 15 seconds."""
+"""The callback that shows the progress of a training: a bar, without a terminal every 15 seconds."""
 
 import sys
-import time
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -12,8 +11,6 @@ from landmark.training.lightning_module import ends_step
 from landmark.training.measurement_callback import MeasurementCallback
 from landmark.utils.progress import terminal_size
 
-SECONDS_BETWEEN_LINES = 15.0
-
 
 class ProgressCallback(Callback):
     """Shows step, loss, tokens/s and the remaining time, for the first device only."""
@@ -22,35 +19,21 @@ class ProgressCallback(Callback):
         self.measurements = measurements
         self.name = name
         self._bar: tqdm | None = None
-        self._shown = 0.0
-        self._began = 0.0
-        self._first_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began = self._shown = time.monotonic()
-        self._first_step = trainer.global_step
-        if not trainer.is_global_zero:
-            return
-        if sys.stderr.isatty():
+        if trainer.is_global_zero:
             steps, done = self.measurements.steps, trainer.global_step
-            self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", **terminal_size())
-        else:
-            again = f", going on at step {trainer.global_step}" if trainer.global_step else ""
-            self._print(f"training for {self.measurements.steps} steps{again}")
+            again = f", going on at step {done}" if done else ""
+            print(f"{self.name}: training for {steps} steps{again}", file=sys.stderr, flush=True)
+            settings = terminal_size() if sys.stderr.isatty() else {"mininterval": 15.0}  # seconds
+            self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", **settings)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.is_global_zero or not ends_step(trainer, batch_idx):
-            return
-        step, steps = trainer.global_step, self.measurements.steps
-        if self._bar is not None:
+        if self._bar is not None and ends_step(trainer, batch_idx):
             self._bar.set_postfix_str(self._values(), refresh=False)
             self._bar.update()
-        elif (now := time.monotonic()) - self._shown >= SECONDS_BETWEEN_LINES or step == steps:
-            self._shown = now
-            left = (now - self._began) / (step - self._first_step) * (steps - step)
-            self._print(f"step {step}/{steps}  {self._values()}  {tqdm.format_interval(left)} left")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._bar is not None:
@@ -67,6 +50,3 @@ class ProgressCallback(Callback):
         if "validation/perplexity" in latest:
             shown.append(f"validation ppl {latest['validation/perplexity']:.2f}")
         return "  ".join(shown)
-
-    def _print(self, line: str) -> None:
-        print(f"{self.name}: {line}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def filled_page(package: str, scripts: Sequence[str] = (), **values: Any) -> str:
-    """The file page.html of a package, filled by Jinja, with its page.css and some scripts. values: shown as text, never
+    """The file page.html of a package, filled by Jinja, with its page.css and some scripts. values: shown as text, not
     as HTML. The policy allows this style, these scripts and pictures inside the page. Raises ValueError for a number
     that is not finite.
     """

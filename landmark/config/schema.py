@@ -230,7 +230,7 @@ class GenerateConfig:
 class LoggerConfig:
     """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
-    service: str = one_of("wandb", "csv", "tensorboard")  # csv: nowhere else
+    service: str = one_of("wandb", "csv")  # csv: nowhere else
     weights: bool = True  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
 
@@ -304,7 +304,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
     "positions": {"standard": {"p_jump": 1}, "jumps": {"p_jump": 100}},
-    "logger": {name: {"service": name} for name in ("wandb", "csv", "tensorboard")},
+    "logger": {name: {"service": name} for name in ("wandb", "csv")},
     "trainer": {
         "auto": {"accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
         "cpu": {"accelerator": "cpu", "devices": 1},

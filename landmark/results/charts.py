@@ -1,4 +1,4 @@
-"""Panels by Altair: curves, dots beside names, heat maps and maps of a text; and their PNG, without a browser."""
+"""Panels by Altair: curves, dots beside names and heat maps; and their PNG, without a browser."""
 
 import colorsys
 import io
@@ -19,8 +19,7 @@ INK = "#333333"  # of the paper's numbers and of reference lines
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
 CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 SOLID, DASHED, DOTTED = (1, 0), (6, 3), (2, 2)
-WIDTH, HEIGHT, LINE, SIDE = 400, 270, 22, 320  # pixels: of a panel, of a line of dots, of a square map
-_HEAT = ["#FFFFFF", "#FDD0A2", "#E6550D", "#7F2704"]
+WIDTH, HEIGHT, LINE = 400, 270, 22  # pixels: of a panel, of a line of dots
 _APART: dict[str, Any] = dict.fromkeys(("stroke", "fill", "shape", "strokeDash"), "independent")  # scales, and legends
 _SMALL = {"labelFontSize": 10, "titleFontSize": 10, "titleFontWeight": "normal", "labelLimit": 300}
 _GREY = {"gridColor": "#E3E3E3", "domainColor": "#888888", "tickColor": "#888888"}
@@ -160,19 +159,18 @@ def curves(
     *,
     joined: Iterable[str] | None = None,
     step: bool = False,
-    legend: str | None = None,
     below: Sequence[alt.Chart] = (),
     note: str = "",
 ) -> Panel:
     """Curves over an axis of numbers. Points above the domain of y's scale are left out, and the curve has a gap.
 
     points: of `point`, in order; a "label" is written beside one. joined: series with a line (None: all). step: a value
-    holds until the next point, and points are not marked. legend: its title. below: charts of `reference`.
+    holds until the next point, and points are not marked. below: charts of `reference`.
     """
     top = y.get("scale", {}).get("domain", [math.inf])[-1]
     absent = dict.fromkeys(("y", "low", "high"))
     points = [each | ({"high": min(each["high"], top)} if each["y"] <= top else absent) for each in points]
-    key = _legend(looks, title=legend, **({"symbolType": "stroke", "symbolSize": 400} if step else {}))
+    key = _legend(looks, **({"symbolType": "stroke", "symbolSize": 400} if step else {}))
     across = _axis(alt.X, "x", x)
     base = alt.Chart().encode(across, _axis(alt.Y, "y", y), _by_series(alt.Stroke, looks, "colour", key))
     layers = []
@@ -249,41 +247,6 @@ def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], fl
     numbers = base.mark_text(fontSize=10).encode(alt.Text("text:N"), alt.Color("colour:N", scale=None))
     layers = [shades.transform_filter("isValid(datum.value)"), numbers]
     return Panel(title, _layered(made, layers, WIDTH - 60, HEIGHT))
-
-
-def square_map(
-    title: str,
-    values: Sequence[Sequence[float]],
-    cell: int,
-    length: int,
-    titles: tuple[str, str, str],
-    *,
-    highest: float,
-    marked: int,
-    note: str = "",
-) -> Panel:
-    """A map of a text over itself. Cells of 0 are left blank. values: for each cell across the values upwards. cell,
-    length: tokens of a side, and of the text. titles: across, up, values. highest: darkest. marked: a position with
-    dashed lines.
-    """
-    across, up, measured = titles
-    made = [
-        {"x": x * cell, "x2": (x + 1) * cell, "y": y * cell, "y2": (y + 1) * cell, "value": value}
-        for x, column in enumerate(values)
-        for y, value in enumerate(column)
-        if value
-    ]
-    axis = {"scale": {"domain": [0, length]}, "axis": {"format": ",d", "tickCount": 5, "grid": False}}
-    places = [
-        _axis(alt.X, "x", {"title": f"{across}, tokens"} | axis),
-        _axis(alt.Y, "y", {"title": f"{up}, tokens"} | axis),
-    ]
-    scale = alt.Scale(range=_HEAT, interpolate="rgb", domain=[0, highest or 1])
-    shade = alt.Fill("value:Q", scale=scale, legend=alt.Legend(title=measured, gradientLength=SIDE / 2))
-    squares = alt.Chart().mark_rect().encode(*places, alt.X2("x2"), alt.Y2("y2"), shade)
-    rule = _once().mark_rule(color="#888888", strokeDash=DASHED)
-    chart = _layered(made, [squares, *(rule.encode(**{way: alt.datum(marked)}) for way in "xy")], SIDE, SIDE)
-    return Panel(title, chart.properties(view={"fill": _HEAT[0]}), note=note)
 
 
 def _once() -> alt.Chart:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import chain, cycle
+from itertools import cycle
 from typing import Any
 
 from landmark.results import charts
@@ -15,8 +15,6 @@ from landmark.results.columns import TableRow
 from landmark.results.tables import Table
 
 FAR, FAR_PERCENT = 1.3, 30.0  # perplexities above this many medians, and changes above it, leave the picture
-BY_CHANCE = ("recent", "random")  # scorers that do not look at the text
-SHARES = {"attention": "share of attention", "queries": "blocks a token retrieves"}
 KINDS = {  # kinds of measurement: title of their panel, and the values that panels show, as in `PanelConfig`
     "text": ("Perplexity", "perplexity", "difference"),
     "hidden": ("Perplexity of hidden tokens", "perplexity", "difference"),
@@ -62,8 +60,8 @@ def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
 
 
 def _rows(table: Table) -> Lines:
-    """A line of panels for each kind of measurement, of all rows; above them maps of the retrieved blocks."""
-    drawn = [_maps(table)]
+    """A line of panels for each kind of measurement, of all rows."""
+    drawn = []
     for part, title, value, *more in _kinds(table):
         rows, base = {row.name: [row] for row in part.rows}, part.rows[0].name
         if table.is_partial and base != table.asked[0]:
@@ -232,43 +230,6 @@ def _pairs(title: str, value: str, rows: Mapping[str, TableRow], x: Options) -> 
 # ---- pictures of one experiment
 
 
-def mapped(table: Table) -> list[TableRow]:
-    """The row whose map is shown, and one of its length that retrieves the most recent blocks, if any. Rows with such a
-    neighbour come first, then those with the longest text, then the best one.
-    """
-    known = [row for row in table.rows if _map(table, row)]
-    recent = {row.length: row for row in reversed(known) if row.scorer == "recent"}
-    looking = [row for row in known if row.scorer not in BY_CHANCE] or known
-    if not looking:
-        return []
-    first = max(looking, key=lambda row: (row.length in recent, row.length, -(row.second_copy or 0.0)))
-    second = recent.get(first.length, first)
-    return [first] if second is first else [first, second]
-
-
-def _map(table: Table, row: TableRow) -> dict[str, Any] | None:
-    """Which blocks the tokens of the probe `copy` retrieve, of the first seed. A CSV has none."""
-    return table.records[row.name][0]["results"].get("copy_map") if table.records else None
-
-
-def _maps(table: Table) -> list[Panel]:
-    """One scale of colours for all maps."""
-    shown = [(row, found) for row in mapped(table) if (found := _map(table, row))]
-    highest = max((value for _, found in shown for line in found["best"] for value in line), default=0.0)
-    made = []
-    for row, found in shown:
-        half = row.length // 2
-        note = f"layer {found['layer']}, head {found['head']}; the text is repeated from token {half:,} on"
-        if found["found"] is not None:
-            share = f"{100 * found['found']:.0f} %"
-            note += f"; from the next chunk on {share} of the tokens find their earlier occurrence"
-        title = f"Which blocks the tokens retrieve: {row.name}"
-        titles = ("position of the token", "position of the block retrieved", SHARES[found["share_of"]])
-        marks = {"highest": highest, "marked": half, "note": note}
-        made.append(charts.square_map(title, found["best"], found["cell"], row.length, titles, **marks))
-    return made
-
-
 def _heat(table: Table) -> Lines:
     """The grid, the values of its first axis upwards; every row, the grid's joined along its second axis."""
     if not table.cells:
@@ -297,8 +258,8 @@ def _heat(table: Table) -> Lines:
 
 
 def _drop_rate(table: Table) -> Lines:
-    """Table 3: each cutoff's perplexity at the share of lookups that the context miss token drops, and the share by
-    layer, means over heads and seeds. Dashed: a model without the token.
+    """Table 3: each cutoff's perplexity at the share of lookups that the context miss token drops. Dashed: a model
+    without the token.
     """
     dropping = [row for row in table.rows if row.drop_rate is not None and row.perplexity is not None]
     points = [
@@ -310,19 +271,7 @@ def _drop_rate(table: Table) -> Lines:
     x = {"title": "lookups dropped, percent (beside each point: its cutoff)", "scale": {"padding": 26}}
     y = {"title": "perplexity", "scale": {"padding": 16}}
     looks = {"cutoffs": Look(PALETTE[0])}
-    drawn = [charts.curves("Perplexity at the share dropped", points, looks, x, y, below=levels)]
-    rates: dict[str, list[Point]] = {}
-    alike = [row for row in dropping if row.name in table.records and not (row.cutoff or "").startswith("[")]
-    for row in sorted(alike, key=lambda row: float(row.cutoff or 0)):
-        seeds = [record["results"]["memory"]["drop_rates"] for record in table.records[row.name]]
-        for layer, heads in enumerate(zip(*seeds)):
-            share = 100 * statistics.fmean(rate for seed in heads for rate in seed)
-            rates.setdefault(str(layer), []).append(charts.point(str(layer), float(row.cutoff or 0), share))
-    if rates:
-        looks = {name: Look(colour) for name, colour in zip(rates, charts.ordered_colours(len(rates)), strict=True)}
-        x, y, points = {"title": "cutoff"}, {"title": "lookups dropped, percent"}, [*chain(*rates.values())]
-        drawn.append(charts.curves("Share dropped by layer", points, looks, x, y, legend="layer"))
-    return [drawn] if points else []
+    return [[charts.curves("Perplexity at the share dropped", points, looks, x, y, below=levels)]] if points else []
 
 
 def _unique_blocks(table: Table) -> Lines:

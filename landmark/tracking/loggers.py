@@ -1,31 +1,19 @@
-"""Lightning's loggers, which get the metrics of a training besides its CSV file."""
+"""Lightning's logger for W&B, which gets the metrics of a training besides its CSV file."""
 
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from landmark.config.schema import Config
-from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import metrics_so_far
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
     from landmark.tracking.wandb_run import TolerantRun
-
-
-def tensorboard(config: Config, folder: Path) -> list[Logger]:
-    """TensorBoard's logger in the folder of a run, where `logger=tensorboard`. Raises UserError if it is missing."""
-    if config.logger.service != "tensorboard":
-        return []
-    try:
-        return [TensorBoardLogger(folder, name="", version="tensorboard")]
-    except ModuleNotFoundError as error:
-        raise UserError("logger=tensorboard: is not installed, pip install tensorboard") from error
 
 
 class WholeHistory(WandbLogger):

@@ -31,14 +31,11 @@ class Tracker:
         self, config: Config, run_id: str, corpus: "Corpus | SyntheticCorpus", folder: Path
     ) -> "Iterator[list[Logger]]":
         """Lightning loggers of a training, in the first process. run_id: W&B's id too. corpus, folder: as artifacts."""
-        if os.environ.get("RANK", "0") != "0":
+        if os.environ.get("RANK", "0") != "0" or mode(config.logger) == "disabled":
             yield []
             return
-        from landmark.tracking.loggers import WholeHistory, discard_attempts, tensorboard  # loads Lightning
+        from landmark.tracking.loggers import WholeHistory, discard_attempts  # loads Lightning
 
-        if mode(config.logger) == "disabled":
-            yield tensorboard(config, folder)
-            return
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
         is_whole = is_offline and discard_attempts(Path(config.output), run_id)
         with open_run(config, run_id, job_type="train", name=folder.name) as run:

@@ -4,7 +4,6 @@ import csv
 import math
 import re
 
-import numpy as np
 import pytest
 
 from landmark.experiment.records import Records
@@ -64,8 +63,6 @@ def test_a_record_has_the_probe_and_its_sums(records):
     assert copy["results"]["perplexity"] == pytest.approx(math.exp(copy["results"]["nll"]))
     assert copy["results"]["memory"]["retrievals"] > 0
     assert records["once_96"]["results"]["second_copy_se"] is None  # of one segment
-    assert [name for name, record in records.items() if "copy_map" in record["results"]] == ["landmark_240"]
-    assert np.shape(copy["results"]["copy_map"]["best"]) == (5, 5)  # 239 tokens read, in blocks of 50
 
 
 def test_each_column_is_shown_of_the_rows_that_have_it(output, records):

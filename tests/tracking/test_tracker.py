@@ -15,7 +15,6 @@ from landmark.experiment.records import Records
 from landmark.tracking import loggers, wandb_run
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import mode
-from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
@@ -138,32 +137,6 @@ def test_nothing_is_opened_when_switched_off_or_by_other_processes_than_the_firs
     with Tracker().training(configure(), "run", corpus=Corpus(), folder=tmp_path) as made:
         assert made == []
     assert opened_runs == []
-
-
-def test_tensorboard_gets_what_the_csv_gets(configure, tmp_path):
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
-    )
-    config, folder = configure(f"output={tmp_path}", "logger=tensorboard"), tmp_path / "run"
-    with Tracker().training(config, "run", corpus=Corpus(), folder=folder) as made:
-        run(make_config("transformer"), folder, made)
-    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    written = read_metrics(next(folder.rglob("metrics.csv")))
-    for key in ("train/loss", "validation/loss"):
-        found = {each.step: each.value for each in events.Scalars(key)}
-        assert found == pytest.approx({line["step"]: line[key] for line in written if key in line}, rel=1e-6)
-        assert len(found) > 2
-
-
-def test_a_missing_tensorboard_is_one_line(configure, tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise ModuleNotFoundError("No module named")
-
-    monkeypatch.setattr(loggers, "TensorBoardLogger", fails)
-    opened = Tracker().training(configure("logger=tensorboard"), "run", corpus=Corpus(), folder=tmp_path)
-    with pytest.raises(UserError, match="^logger=tensorboard: is not installed, pip install tensorboard$"):
-        opened.__enter__()
 
 
 # ---- W&B's server in trouble

@@ -42,10 +42,9 @@ class Evaluated:
             names = ", ".join(dict.fromkeys(self.left))
             raise OutOfTime(f"the budget is used, the same command goes on from here: {names}")
         if self.diverged:
-            count = counted(len(self.diverged), "row")
-            raise Diverged(
-                f"{count} diverged and left no record: {', '.join(self.diverged)}; the lines above say where"
-            )
+            names = list(dict.fromkeys(self.diverged))
+            count = counted(len(names), "row")
+            raise Diverged(f"{count} diverged and left no record: {', '.join(names)}; the lines above say where")
 
 
 @dataclass(frozen=True)
@@ -167,18 +166,16 @@ class Command:
                 if lost & {run.id for run in job.run.trainings}:
                     raise Diverged("its run diverged")
                 record, is_new = self.runner.evaluate(job)
-            except Diverged as error:
+                found[job.id] = record
+                done.made += is_new
+                print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
+            except (Diverged, OutOfTime) as error:
                 print(f"{title}: {error}")
-                done.diverged += [job.name] if job.name not in done.diverged else []
+                if isinstance(error, OutOfTime):
+                    done.left.append(job.name)
+                    continue
+                done.diverged.append(job.name)
                 lost |= {run.id for run in job.run.trainings if not self.runner.is_trained(run)}
-                continue
-            except OutOfTime as error:
-                print(f"{title}: {error}")
-                done.left.append(job.name)
-                continue
-            found[job.id] = record
-            done.made += is_new
-            print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
         for job in jobs:
             if job.name not in (*done.diverged, *done.left):
                 done.records.setdefault(job.name, []).append(found[job.id])

@@ -182,15 +182,12 @@ def show_report(command: Command) -> None:
 
 def _nothing(command: Command, contents: Contents, launches: Sequence[Launch]) -> str:
     """A message: of what there are no records, and of what there are some."""
-    place, name = command.runner.output, command.config.name
-    if not command.is_experiment or not contents.rows:
+    place, known = command.runner.output, [each for each in launches if each.found(contents)]
+    if not known:
         return f"{place}: there are no records to report"
-    others = [each for each in launches if each.config.name == name and each.found(contents)]
-    if others:
-        known = "; ".join(each.settings for each in others)
-        return f"{place}: {name} has no records with these settings, but with others: {known}"
-    known = sorted({str(record["labels"].get("experiment")) for record in contents.rows.values()})
-    return f"{place}: {name} has no records yet, `{command.suggest()}` makes them; there are some of {', '.join(known)}"
+    some = "; ".join(f"{each.config.name} ({each.settings})" for each in known)
+    made = f"`{command.suggest()}` makes them"
+    return f"{place}: {command.config.name} has no records with these settings, {made}; there are some of {some}"
 
 
 def show_dashboard(command: Command) -> None:

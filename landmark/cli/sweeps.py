@@ -134,10 +134,6 @@ class SubmititSlurm(SubmititLocal):
     cluster: ClassVar[str] = "slurm"
     cpus_per_task: int | None = 8
     gpus_per_node: int | None = 1
-    cpus_per_gpu: int | None = None
-    gpus_per_task: int | None = None
-    mem_per_cpu: str | None = None
-    mem_per_gpu: str | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None

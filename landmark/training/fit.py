@@ -3,7 +3,6 @@
 import logging
 import math
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +129,7 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
 
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
-    shape, train = model.config, config.train
+    shape = model.config
     of_model = shape.block_size, shape.window, shape.recurrence and shape.recurrence.cache
-    usual = partial(training_keys, shape=of_model, local=train.local, k=train.k)
-    keys = hook(config, "keys_per_query", usual)(train.length)
+    keys = training_keys(config, of_model)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)

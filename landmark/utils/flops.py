@@ -1,6 +1,9 @@
 """FLOPs of a training step and peak FLOP/s of devices, for the model FLOPs utilisation (MFU)."""
 
-from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from landmark.utils.extensions import hook
 
 # Dense bfloat16 matrix FLOP/s from the vendors' data sheets (without sparsity); the first matching name is used.
 PEAK_BF16_FLOPS = {
@@ -38,19 +41,16 @@ def keys_per_query(length: int, window: int | None = None, cache: int | None = N
     return total / length
 
 
-def training_keys(
-    length: int,
-    shape: tuple[int | None, int | None, int | None],
-    local: int | None = None,
-    k: Sequence[int] | None = None,
-) -> float:
-    """Mean number of keys that a query attends to in training. shape: block size ℓ; window and cache of a recurrent
-    model. local: tokens that a landmark model reads at a time, with a memory, of which it retrieves `k` blocks.
+def training_keys(config: Any, shape: tuple[int | None, int | None, int | None]) -> float:
+    """Mean number of keys that a query attends to in a training. shape: block size ℓ; window and cache of a recurrent
+    model. A landmark model reads `train.local` tokens at a time with a memory, of which it retrieves `train.k` blocks.
     """
     block_size, window, cache = shape
-    if local is not None and k is not None and block_size is not None:
-        window, cache = local, round(sum(k) / len(k) * block_size)
-    return keys_per_query(length, window, cache)
+    train = config.train
+    if train.local is not None and train.k is not None and block_size is not None:
+        window, cache = train.local, round(sum(train.k) / len(train.k) * block_size)
+    usual = partial(keys_per_query, window=window, cache=cache)
+    return hook(config, "keys_per_query", usual)(train.length)
 
 
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Segments = Sequence[Sequence[float]]
 """For each segment: first token counted, tokens counted, their summed loss in nats."""
@@ -35,42 +36,30 @@ class Difference:
 
 def paired_difference(a: Segments, b: Segments) -> Difference | None:
     """Compare two rows over the stretches into which both cut the text; None for other tokens, or for one stretch."""
-    if _runs(a) != _runs(b):
-        return None
-    edges = sorted(_edges(a) & _edges(b))
-    sums_a, sums_b = _summed(a, edges), _summed(b, edges)
-    if len(sums_a) < 2:
-        return None
-    rows = [(start, tokens, nll - sums_b[start][1]) for start, (tokens, nll) in sums_a.items()]
-    return Difference(*mean_and_error(rows), len(rows))
-
-
-def _edges(segments: Segments) -> set[int]:
-    return {int(start) for start, *_ in segments} | {int(start + tokens) for start, tokens, *_ in segments}
-
-
-def _runs(segments: Segments) -> list[tuple[int, int]]:
-    """The token ranges that the segments cover, joined where they touch."""
-    joined: list[tuple[int, int]] = []
-    for start, tokens, *_ in sorted((int(s[0]), int(s[1])) for s in segments):
-        if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], start + tokens
-        else:
-            joined.append((start, start + tokens))
-    return joined
-
-
-def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, float]]:
-    """Tokens and loss between edges, keyed by the edge they follow."""
     import numpy as np
 
-    bins = np.searchsorted(edges, [s[0] for s in segments], side="right") - 1
-    sums: dict[int, tuple[float, float]] = {}
-    for where, (_, tokens, nll) in zip(bins, segments, strict=True):
-        key = edges[int(where)]
-        have = sums.get(key, (0.0, 0.0))
-        sums[key] = have[0] + tokens, have[1] + nll
-    return sums
+    (starts, stops), (other_starts, other_stops) = _ends(a), _ends(b)
+    if (starts - stops, stops - starts) != (other_starts - other_stops, other_stops - other_starts):
+        return None  # segments that touch cover one range
+    edges = sorted((starts | stops) & (other_starts | other_stops))
+    (tokens, nats), (_, others) = _summed(a, edges), _summed(b, edges)
+    rows = np.stack([edges, tokens, nats - others], 1)[tokens > 0]
+    return None if len(rows) < 2 else Difference(*mean_and_error(rows.tolist()), len(rows))
+
+
+def _ends(segments: Segments) -> tuple[set[int], set[int]]:
+    """The tokens at which segments start, and those before which they stop."""
+    return {int(start) for start, *_ in segments}, {int(start + tokens) for start, tokens, *_ in segments}
+
+
+def _summed(segments: Segments, edges: list[int]) -> tuple[Any, Any]:
+    """Tokens and loss between edges, arrays by the edge that they follow."""
+    import numpy as np
+
+    table = np.asarray(segments, dtype=np.float64)
+    bins = np.searchsorted(edges, table[:, 0], side="right") - 1
+    tokens, nats = (np.bincount(bins, table[:, part], minlength=len(edges)) for part in (1, 2))
+    return tokens, nats
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:

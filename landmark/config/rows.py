@@ -39,12 +39,11 @@ Check = Callable[[Config], None]
 
 @dataclass(frozen=True)
 class Row:
-    """A named row. overrides: the command line's, then its own. configs: one per seed. cell: its values in a grid."""
+    """A named row. overrides: the command line's, then its own. configs: one per seed."""
 
     name: str
     overrides: list[str]
     configs: list[Config]
-    cell: dict[str, str] | None = None
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
@@ -92,11 +91,11 @@ def select(
     clashes = [clash for name in names if (clash := _clash(name, _split(name, texts[name]), shared))]
     if clashes:
         raise UserError(clashes[0])
-    rows, grid = [], cells(config, overrides)
+    rows = []
     for name in names:
         own = _split(name, texts[name])
         try:
-            row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check, grid.get(name))
+            row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check)
             row = replace(row, configs=[_with_start(one, texts, shared, composer) for one in row.configs])
             _check_own(row.configs[0], own)
             rows.append(row)
@@ -192,12 +191,12 @@ def _check_own(config: Config, overrides: Sequence[str]) -> None:
         raise fault
 
 
-def _row(name: str, config: Config, overrides: list[str], check: Check, cell: dict[str, str] | None = None) -> Row:
+def _row(name: str, config: Config, overrides: list[str], check: Check) -> Row:
     if config.start_run is not None:
         raise UserError("start_run: is filled in, name the row to start from by start=")
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
-    return Row(name, overrides, [replace(resolve(config), seed=seed, seeds=None) for seed in seeds], cell)
+    return Row(name, overrides, [replace(resolve(config), seed=seed, seeds=None) for seed in seeds])
 
 
 def _with_start(config: Config, texts: dict[str, str], shared: list[str], composer: Compose) -> Config:

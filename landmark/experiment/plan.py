@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.models.config import DecoderConfig
+from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
+from landmark.models.config import DecoderConfig, decoder_config
 from landmark.utils.errors import counted
 from landmark.utils.extensions import hook
-from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, keys_per_query, training_keys
+from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, training_keys
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
 CPU_CORE = 4.0e10
@@ -105,20 +106,15 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
 
 def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_tokens: int | None) -> Cost:
     """Cost of an evaluation: a third of training's cost a token. split_tokens: of the evaluated split, if known."""
-    settings, model, memory = config.eval, config.model, config.memory
+    settings, model = config.eval, config.model
     has_prompts = settings.question is not None or settings.probe is not None or config.data.name in SYNTHETIC
     tokens = float(settings.prompts * settings.length if has_prompts else settings.tokens or split_tokens or 0)
-    local = settings.local or settings.length
-    keys = keys_per_query(local)
+    shape = decoder_config(model, cmt=config.cmt.enabled)
+    local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if model.kind == "landmark" and model.block_size:
-        width = model.block_size + 1
-        tokens *= width / model.block_size
-        keys += config.retrieval.k * width + settings.length / model.block_size
-    elif model.kind == "transformer_xl":
-        keys = keys_per_query(settings.length, local, model.cache)
-    elif memory.window is not None:
-        keys = keys_per_query(settings.length, local, memory.sinks + memory.window)
-    keys = hook(config, "keys_per_query", lambda length: keys)(settings.length)
+        tokens *= (model.block_size + 1) / model.block_size
+    usual = lambda length: sum(attention_size(shape, config, length, local))  # noqa: E731
+    keys = hook(config, "keys_per_query", usual)(settings.length)
     total, body, layers, width = _measures(config, vocab_size)
     flops = tokens * flops_per_token(total, layers, width, keys) / 3
     return Cost("row", name, config, is_done, tokens, flops, (total, body), tokens / TOKENS_AT_ONCE * layers)

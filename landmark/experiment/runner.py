@@ -68,7 +68,8 @@ class Runner:
         for message in dict.fromkeys(message for message, run in unusual if message and not self.is_trained(run)):
             _log.warning("%s", message)
         for job in jobs:
-            self._check_text(job)
+            if not self.records.path("rows", job.id).exists():
+                self._check_text(job)
         for run in {run.id: run for job in jobs for run in job.run.trainings}.values():
             if not self.is_trained(run):
                 self._check_devices(run.config)

@@ -52,22 +52,15 @@ def inspect_text(
 
 def _settings(model: LanguageModel, config: Config, run: str, tokens: np.ndarray) -> dict[str, Any]:
     """Facts about the model and the reading, for the page."""
-    retrieval, memory, shape = config.retrieval, config.memory, model.config
-    settings = {
+    memory = memory_settings(config)
+    return {
         "run": run,
         "tokens": f"{len(tokens):,}",
-        "blocks of": shape.block_size,
+        "blocks of": model.config.block_size,
         "chunks of": config.eval.local or DEFAULT_CHUNK,
-        "k": retrieval.k,
-        "chosen": retrieval.granularity.replace("_", " "),
+        "k": memory.k,
+        **{name.replace("_", " "): value for name, value in memory.saved().items()},
     }
-    if retrieval.scorer != "landmark":
-        settings["by"] = retrieval.scorer
-    if memory.blocks is not None:
-        settings["blocks kept"] = memory.blocks
-    if shape.cmt:
-        settings["cutoff"] = config.cmt.cutoff
-    return settings
 
 
 def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, Any]) -> str:

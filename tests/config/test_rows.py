@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from landmark.config.rows import is_part, select, spread
+from landmark.config.rows import cells, is_part, select, spread
 from landmark.config.saved import from_saved
 from landmark.config.schema import to_config, value_of
 from landmark.experiment.jobs import check
@@ -76,8 +76,7 @@ def test_grid_makes_a_row_of_every_combination(chosen):
     assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
     config = rows[-1].configs[0]
     assert (config.retrieval.k, config.eval.local) == (2, 250)
-    assert rows[0].cell is None
-    assert rows[-1].cell == {"retrieval.k": "2", "eval.local": "250"}
+    assert cells(replace(config, grid=GRID))[rows[-1].name] == {"retrieval.k": "2", "eval.local": "250"}
 
 
 @pytest.mark.parametrize("override", ["retrieval.k=3", "retrieval.k=1,3"])

@@ -120,7 +120,7 @@ def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
     path = tmp_path / "a" / "inspect" / "prompt-DIR.html"
     assert said.startswith(f"{path}: ")
     assert '"title":"prompt"' in (page := path.read_text(encoding="utf-8"))
-    assert '"chunks of":50,"k":4,"chosen":"per token and head","blocks kept":9' in page
+    assert '"chunks of":50,"k":4,"max blocks":9' in page
 
 
 @pytest.mark.parametrize(

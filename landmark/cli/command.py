@@ -23,7 +23,7 @@ from landmark.results.tables import check_figure
 from landmark.utils.errors import Diverged, OutOfTime, UserError, counted
 from landmark.utils.trust import words_of_others
 
-_SAID = ("perplexity", "bits_per_byte", "first_copy", "second_copy", "accuracy", "recall_at_1", "recall_at_10")
+_SAID = ("perplexity", "bits_per_byte", "first_copy", "second_copy", "accuracy")
 _OF_A_TASK = ("task", "output", "logger", "trainer")
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
 WORDS = range(16, 41)  # of a sentence that may be a query
-AT = 1, 10  # ranks up to which a found block counts
+AT = 10  # rank up to which a block counts as found
 WINDOW, BATCH = 10, 8  # blocks that attend to each other, as in training; windows that are read together
 AT_ONCE = 1 << 25  # scores of tokens in memory
 
@@ -48,18 +48,17 @@ def evaluate_sentences(
     """How often a block of the sentence is ranked among the first, for `eval.prompts` sentences. streams: the split
     `eval.split`, and `validation`, where the heads are chosen.
 
-    Returns recall_at_1, recall_at_10 and recall_at_…_interval (Clopper–Pearson, 95 %; none for chance); prompts; ranks
-    (of the first block that counts, from 1); blocks; heads [[layer, head]]; tokens, seconds, tokens_per_second,
-    peak_memory_bytes. Raises UserError if a split has too few sentences.
+    Returns accuracy (the share with a block among the first ten), accuracy_low, accuracy_high (Clopper–Pearson, 95 %),
+    prompts, ranks (of the first block that counts, from 1; none for chance), blocks, heads [[layer, head]], tokens,
+    seconds, tokens_per_second, peak_memory_bytes. Raises UserError if a split has too few sentences.
     """
     reset_peak_memory()
     started, stream, method = time.perf_counter(), streams[config.eval.split], config.eval.retriever
     asked = asked_blocks(stream, tokenizer, config, model.config.block_size)
     count, results = len(asked.texts), {"prompts": len(asked.queries), "blocks": len(asked.texts), "heads": None}
     if method == "chance":
-        for n in AT:
-            chances = [1 - math.comb(count - len(each), n) / math.comb(count, n) for each in asked.wanted]
-            results[f"recall_at_{n}"] = float(np.mean(chances))
+        chances = [1 - math.comb(count - len(each), AT) / math.comb(count, AT) for each in asked.wanted]
+        share = low = high = float(np.mean(chances))
     else:
         if method == "bm25":
             score = _bm25(asked.texts)
@@ -73,10 +72,9 @@ def evaluate_sentences(
             ranks.append(_rank(score(query), wanted))
             if progress is not None:
                 progress(len(ranks), len(asked.queries))
-        for n in AT:
-            hits = sum(rank <= n for rank in ranks)
-            results[f"recall_at_{n}"] = hits / len(ranks)
-            results[f"recall_at_{n}_interval"] = list(clopper_pearson(hits, len(ranks)))
+        found = sum(rank <= AT for rank in ranks)
+        share, (low, high) = found / len(ranks), clopper_pearson(found, len(ranks))
+    results |= {"accuracy": share, "accuracy_low": low, "accuracy_high": high}
     cost = {"tokens": len(stream), "seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory_bytes()}
     return results | cost | {"tokens_per_second": cost["tokens"] / cost["seconds"]}
 
@@ -145,9 +143,8 @@ def _best_heads(score: Scorer, asked: AskedBlocks) -> list[list[int]]:
 
 def _rank(scores: Tensor, wanted: Sequence[int]) -> int:
     """The rank, from 1, of the best of some blocks; other blocks with the same score rank higher."""
-    others = torch.ones(len(scores), dtype=torch.bool)
-    others[wanted] = False
-    return 1 + int((scores[others] >= scores[wanted].max()).sum())
+    best = scores[wanted].max()
+    return 1 + int((scores >= best).sum() - (scores[wanted] >= best).sum())
 
 
 class AskedBlocks(NamedTuple):

@@ -73,16 +73,6 @@ def bound_of_accuracy(bound: str, sign: int) -> Reducer:
     return reduce
 
 
-def interval_of(key: str) -> Reducer:
-    """As the record of one seed has it."""
-
-    def reduce(source: Source) -> tuple[float, float] | None:
-        interval = source.results(f"{key}_interval")[0]
-        return None if interval is None or len(source.records) > 1 else (interval[0], interval[1])
-
-    return reduce
-
-
 def rank_of(source: Source) -> float | None:
     """Median over the texts of all seeds."""
     ranks = [rank for seed in source.results("ranks") for rank in seed or []]
@@ -139,18 +129,6 @@ class Column:
 def column(*parts: Any, **more: Any) -> Any:
     """A field of `TableRow`, with the `Column` that these arguments make."""
     return field(metadata={"column": Column(*parts, **more)})
-
-
-def _recall(rank: int, meaning: str) -> Any:
-    """A column of the share of texts found up to a rank: percent, and the interval; chance has none."""
-    key = f"recall_at_{rank}"
-
-    def cell(share: float, row: "TableRow") -> str:
-        if (interval := getattr(row, f"{key}_interval")) is None:
-            return f"{100 * share:.3f} %"
-        return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-
-    return column(mean(key), f"recall@{rank}", f"{meaning}, in brackets the 95 % interval", cell, group=3)
 
 
 def _copy(which: str) -> Any:
@@ -245,15 +223,15 @@ class TableRow:
     second_copy: float | None = _copy("second")
     second_copy_spread: float | None = column(spread_of("second_copy"))
     accuracy: float | None = column(
-        mean("accuracy"), "accuracy", "prompts answered, in brackets the 95 % interval", _accuracy, group=3
+        mean("accuracy"),
+        "accuracy",
+        "prompts answered, or sentences with a block among the first ten; in brackets the 95 % interval",
+        _accuracy,
+        group=3,
     )
     accuracy_low: float | None = column(bound_of_accuracy("accuracy_low", -1))
     accuracy_high: float | None = column(bound_of_accuracy("accuracy_high", 1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
-    recall_at_1: float | None = _recall(1, "texts whose place is ranked first")
-    recall_at_1_interval: tuple[float, float] | None = column(interval_of("recall_at_1"))
-    recall_at_10: float | None = _recall(10, "texts whose place is among the first ten")
-    recall_at_10_interval: tuple[float, float] | None = column(interval_of("recall_at_10"))
     median_rank: float | None = column(
         rank_of, "median rank", "rank of the place, median over the texts of all seeds", ",.0f", group=3
     )

@@ -20,12 +20,8 @@ KINDS = {  # kinds of measurement: title of their panel, and the values that pan
     "hidden": ("Perplexity of hidden tokens", "perplexity", "difference"),
     "copies": ("Loss on a text, and when it is repeated", "copies"),
     "answers": ("Prompts answered", "percent"),
-    "documents": ("Places found", "places"),
 }
-PAIRS = {  # values of which a row has two, that stand below each other: their columns by the words for the legend
-    "copies": {"first copy": "first_copy", "second copy": "second_copy"},
-    "places": {"first": "recall_at_1", "among the first ten": "recall_at_10"},
-}
+COPIES = {"first copy": "first_copy", "second copy": "second_copy"}  # words for the legend, and columns
 PRINTED = {"paper": Look(INK, "square", filled=False), "poster": Look(INK, charts.CROSS, filled=False)}
 Value = tuple[float, Interval]
 Lines = list[list[Panel]]
@@ -134,9 +130,9 @@ def _panel(
     if not found:
         return None
     axis: Options = {"title": _measured(table, value, found)}
-    if value in PAIRS:
+    if value == "copies":
         named = {name if len(rows) == 1 else row.name: row for name, rows in found.items() for row, _ in rows}
-        return _pairs(title, value, named, axis)
+        return _copies(title, named, axis)
     of_series = [{row.length for row, _ in rows} for rows in found.values()]
     if looks is None or max(map(len, [set(lengths), *of_series])) == 1:
         return _beside(table, title, value, {name: rows[0] for name, rows in found.items()}, axis)
@@ -159,9 +155,8 @@ def _panel(
 
 def _value(table: Table, row: TableRow, value: str) -> Value | None:
     """A value of a row with the ends of its error bar; None where it has none."""
-    if value in PAIRS:
-        *_, last = PAIRS[value].values()
-        return None if (found := getattr(row, last)) is None else (found, (None, None))
+    if value == "copies":
+        return None if row.second_copy is None else (row.second_copy, (None, None))
     if value == "percent":
         share, low, high = row.accuracy, row.accuracy_low, row.accuracy_high
         ends = [None if each is None else 100 * each for each in (low, high)]
@@ -188,7 +183,6 @@ def _measured(table: Table, value: str, found: Mapping[str, Sequence[tuple[Table
         "perplexity": f"perplexity (± standard {'error' if one else 'deviation over seeds'})",
         "percent": f"percent{' (95 % interval)' if one else ''}",
         "copies": "loss, nats a token (lower is better)",
-        "places": "texts whose place was found, percent (95 % interval)",
     }[value]
 
 
@@ -209,21 +203,15 @@ def _beside(table: Table, title: str, value: str, dots: Mapping[str, tuple[Table
     return charts.beside_names(title, points, looks, list(dots), x, below=[charts.reference(x=0, dashed=False)])
 
 
-def _pairs(title: str, value: str, rows: Mapping[str, TableRow], x: Options) -> Panel:
-    """Loss on the first and the second copy of a text; or how often a text is found first, and among ten."""
-    looks = dict(zip(PAIRS[value], (Look(PALETTE[1], "square"), Look(PALETTE[0])), strict=True))
-    points = []
-    for label, key in PAIRS[value].items():
-        for name, row in rows.items():
-            found, spread = getattr(row, key), getattr(row, f"{key}_spread", None)
-            if value == "copies" and found is not None:
-                points.append(charts.dot(label, name, found, charts.around(found, spread)))
-            elif found is not None:
-                low, high = getattr(row, f"{key}_interval") or (found, found)
-                points.append(charts.dot(label, name, 100 * found, (100 * low, 100 * high)))
-    if value == "places":  # by the logarithm, and evenly below 0.01 percent
-        x["scale"] = {"type": "symlog", "constant": 0.01, "domain": [-0.001, 100]}
-        x["axis"] = {"values": [0, 0.01, 0.1, 1, 10, 100], "format": ".3~r"}
+def _copies(title: str, rows: Mapping[str, TableRow], x: Options) -> Panel:
+    """Loss on the first and the second copy of a text."""
+    looks = dict(zip(COPIES, (Look(PALETTE[1], "square"), Look(PALETTE[0])), strict=True))
+    points = [
+        charts.dot(label, name, nats, charts.around(nats, getattr(row, f"{key}_spread")))
+        for label, key in COPIES.items()
+        for name, row in rows.items()
+        if (nats := getattr(row, key)) is not None
+    ]
     return charts.beside_names(title, points, looks, list(rows), x, apart=True)
 
 

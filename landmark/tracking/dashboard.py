@@ -39,7 +39,6 @@ COUNTED = {
 OF_OTHER_KINDS = {
     "Answers to prompts": ("answers", "accuracy"),
     "Second copies of a text": ("copies", "second_copy"),
-    "Documents found": ("documents", "recall_at_10"),
     "Hidden tokens": ("hidden", "perplexity"),
 }
 COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memory, bytes": "peak_memory_bytes"}

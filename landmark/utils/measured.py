@@ -5,7 +5,6 @@ from typing import Any
 
 TEXT = "text"
 _BY_RESULT = {
-    "recall_at_1": "documents",  # found by a retriever
     "accuracy": "answers",  # to prompts
     "second_copy": "copies",  # the probe `copy`
 }

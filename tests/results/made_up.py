@@ -60,11 +60,7 @@ def made_up(record, experiment):
         if experiment == OF_DOCUMENTS:
             record["provenance"]["hardware"]["cores"] = 1
             ranks = [draw_from.randrange(1, 30) for _ in range(50)]
-            results |= {"prompts": 50, "ranks": ranks}
-            for n in (1, 10):
-                hits = sum(rank <= n for rank in ranks)
-                results |= {f"recall_at_{n}": hits / 50, f"recall_at_{n}_interval": list(clopper_pearson(hits, 50))}
-            return record
+            results["ranks"] = ranks
         right = draw_from.randrange(51)
         low, high = clopper_pearson(right, 50)
         results |= {"accuracy": right / 50, "accuracy_low": low, "accuracy_high": high, "prompts": 50}

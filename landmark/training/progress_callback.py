@@ -25,7 +25,7 @@ class ProgressCallback(Callback):
             steps, done = self.measurements.steps, trainer.global_step
             again = f", going on at step {done}" if done else ""
             print(f"{self.name}: training for {steps} steps{again}", file=sys.stderr, flush=True)
-            settings = terminal_size() if sys.stderr.isatty() else {"mininterval": 15.0}  # seconds
+            settings: dict[str, Any] = terminal_size() if sys.stderr.isatty() else {"mininterval": 15.0}  # seconds
             self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", **settings)
 
     def on_train_batch_end(

@@ -42,7 +42,6 @@ class Browser:
         self.driver.get(page.resolve().as_uri())
 
     def js(self, script: str, *arguments: Any) -> Any:
-        """What a script returns; it finds the arguments in `arguments`."""
         return self.driver.execute_script(script, *arguments)
 
     def click(self, selector: str) -> None:
@@ -50,7 +49,6 @@ class Browser:
         self.driver.find_element("css selector", selector).click()
 
     def type(self, selector: str, text: str) -> None:
-        """Type into the first element that a CSS selector finds."""
         self.driver.find_element("css selector", selector).send_keys(text)
 
     def texts(self, selector: str) -> list[str]:

@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 TORCHRUN = ["-m", "torch.distributed.run", "--run-path", "--start-method=fork"]  # its processes import nothing anew
-PRELOADED = ["tests.training.together_case", "landmark.cli.main", "landmark.memory", "torch.distributed.tensor"]
+PRELOADED = ["tests.training.training_case", "landmark.cli.main", "landmark.memory", "torch.distributed.tensor"]
 
 
 class Started:
@@ -46,6 +48,24 @@ class Started:
 def python(*words: str, cwd: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Carry out `python WORDS` in a folder: a script, -m and a module, or -c and code. env: None: this process's."""
     return Started(list(words), cwd, os.environ if env is None else env).wait()
+
+
+def hold(output: Path, kind: str, identity: str) -> BaseProcess:
+    """Start a process, and wait until it holds the lock of a run or a row below an output folder until it is killed."""
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    held = CONTEXT.Event()
+    process = CONTEXT.Process(target=_hold, args=(output, kind, identity, held), daemon=True)
+    process.start()
+    assert held.wait(60)
+    return process
+
+
+def _hold(output: Path, kind: Any, identity: str, held: Any) -> None:
+    from landmark.experiment.records import Records
+
+    with Records(output).lock(kind, identity):
+        held.set()
+        time.sleep(600)
 
 
 def _run(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:

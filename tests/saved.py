@@ -50,6 +50,5 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def hash_again(folder: Path, name: str = HASHES) -> None:
-    """Write the hashes that a folder has of its files, as they are now."""
     files = [line.split("  ")[1] for line in (folder / name).read_text().splitlines()]
     write_hashes(folder, files, name)

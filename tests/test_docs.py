@@ -140,15 +140,12 @@ def test_a_command_does_what_it_says(results, words):
         assert told in result["said"]
 
 
-def test_the_added_model_is_another_one(results):
+def test_the_added_model_is_another_one_and_the_added_table_compares_its_rows(results):
     (said,) = [result["said"] for command, result in results.items() if "model=landmark,gated" in command]
     first, second = re.findall(r"perplexity ([\d.]+)", said)
     assert first != second
     alone = next(result["said"] for command, result in results.items() if "model=gated" in command)
     assert f"perplexity {second}" in alone
-
-
-def test_the_added_table_compares_its_rows(results):
     (drawn,) = [
         result["said"] for command, result in results.items() if command.endswith("task=table") and "block_s" in command
     ]
@@ -156,17 +153,12 @@ def test_the_added_table_compares_its_rows(results):
     assert drawn.count("block25_") >= 2
 
 
-def test_every_experiment_stands_in_the_readme():
+def test_every_experiment_and_every_page_stand_in_the_readme():
     text = README.read_text(encoding="utf-8")
     rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     shown = set(re.findall(r"\[`\+experiment=(\w+)`\]\(\w+/\1/README\.md\)", rows))
     assert shown == {file.stem for file in (CONF / "experiment").glob("*.yaml")} - {"quickstart"}
-
-
-def test_every_page_is_reached_from_the_readme():
-    text = README.read_text(encoding="utf-8")
-    for page in {*PAGES, API} - {API.with_name("index.md")}:
-        assert f"(docs/{page.name})" in text
+    assert all(f"(docs/{page.name})" in text for page in {*PAGES, API} - {API.with_name("index.md")})
 
 
 def test_the_drawing_of_folders_has_each_above_those_that_it_imports():

@@ -34,7 +34,6 @@ def arrays(name: str) -> dict[str, torch.Tensor]:
 
 
 def settings(group: str) -> list:
-    """The settings of a group as test parameters."""
     return [pytest.param(k, v, id=k) for k, v in SETTINGS.get(group, {}).items()]
 
 

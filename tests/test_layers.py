@@ -62,28 +62,20 @@ def test_a_layer_imports_only_those_below_it(layer):
                 assert [*name.split("."), ""][1] in allowed, f"{path.relative_to(PACKAGE.parent)} imports {name}"
 
 
-def test_every_layer_is_named():
+def test_every_layer_is_named_and_they_form_no_circle():
+    TopologicalSorter(ALLOWED).prepare()  # raises CycleError
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found == set(ALLOWED)
 
 
-def test_the_layers_form_no_circle():
-    TopologicalSorter(ALLOWED).prepare()  # raises CycleError
-
-
-def test_every_import_is_written_as_one():
+def test_every_import_is_written_as_one_and_none_is_of_what_uses_the_package():
     """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
     lazy = {f"{folder}__init__.py" for folder in ("", "evaluation/", "memory/", "models/")}
     allowed = {"utils/extensions.py", "memory/select/faiss.py", *lazy}
     for path in PACKAGE.rglob("*.py"):
+        assert not {name.split(".")[0] for name in imported(path)} & {"experiments", "benchmarks", "tests", "run"}, path
         if "import_module" in path.read_text(encoding="utf-8"):
             assert str(path.relative_to(PACKAGE)) in allowed
-
-
-@pytest.mark.parametrize("folder", ["experiments", "benchmarks", "tests", "run"])
-def test_the_package_does_not_import_what_uses_it(folder):
-    for path in PACKAGE.rglob("*.py"):
-        assert not any(name.split(".")[0] == folder for name in imported(path)), path
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
@@ -105,15 +97,7 @@ def loaded(*statements: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_attention_and_models_load_torch_and_nothing_heavier():
-    names = ", ".join(f"landmark.models.{name}" for name in ("checkpoint", "config", "language_model"))
-    attention, models = loaded("import landmark.attention", f"import {names}")
-    assert "torch" in attention
-    assert not attention & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}
-    assert not models & {"hydra", "omegaconf"}
-
-
-def test_the_program_starts_rows_are_compared_and_settings_are_checked_without_torch():
+def test_the_program_starts_without_torch_and_attention_and_models_load_nothing_heavier():
     start, program, check = loaded(
         "import landmark.cli.main",
         "import landmark.results.render, landmark.data, landmark.tracking.tracker, landmark.utils.significance",
@@ -122,3 +106,8 @@ def test_the_program_starts_rows_are_compared_and_settings_are_checked_without_t
     assert "numpy" not in start
     assert not program & {*["torch", "lightning", "datasets", "tiktoken", "wandb", "pandas", "altair", "vl_convert"]}
     assert "torch" not in check
+    names = ", ".join(f"landmark.models.{name}" for name in ("checkpoint", "config", "language_model"))
+    attention, models = loaded("import landmark.attention", f"import {names}")
+    assert "torch" in attention
+    assert not attention & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}
+    assert not models & {"hydra", "omegaconf"}

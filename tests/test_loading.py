@@ -26,13 +26,10 @@ def test_a_run_has_its_tokenizer(tmp_path, name):
     assert len(ids) == 5
 
 
-def test_another_tokenizer_than_the_runs_is_refused(tmp_path):
-    run_of(tmp_path, "bytes", noted="code")
+def test_another_tokenizer_than_the_runs_and_a_run_that_does_not_say_are_refused(tmp_path):
+    run_of(tmp_path / "other", "bytes", noted="code")
     with pytest.raises(UserError, match="tokenizer code.* is not the one that the run was trained with"):
-        landmark.load(tmp_path)
-
-
-def test_a_run_that_does_not_say_is_refused(tmp_path):
-    saved_run(tmp_path)
+        landmark.load(tmp_path / "other")
+    saved_run(tmp_path / "silent")
     with pytest.raises(UserError, match="does not say which tokenizer"):
-        landmark.load(tmp_path)
+        landmark.load(tmp_path / "silent")

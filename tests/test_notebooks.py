@@ -46,7 +46,6 @@ def run(monkeypatch):
 
 
 def shape(cell: NotebookNode) -> list[tuple]:
-    """What kinds of output a cell has."""
     return [(each.output_type, each.get("name"), sorted(each.get("data", {}))) for each in cell.outputs]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import landmark
 from tests.test_docs import write_files
 
 pytestmark = pytest.mark.timeout(600)
@@ -109,14 +110,9 @@ def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_pa
     assert "row block25_2048" in planned.stdout, planned.stderr
 
 
-def test_metadata_is_whole():
+def test_metadata_is_whole_and_of_one_version():
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {landmark.__version__}\n" in cited
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"description", "readme", "license", "authors", "keywords", "classifiers", "urls"} <= project.keys()
     assert project["scripts"] == {"landmark": "landmark.cli.main:main"}
-
-
-def test_one_version():
-    import landmark
-
-    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {landmark.__version__}\n" in cited

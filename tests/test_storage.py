@@ -12,7 +12,6 @@ from landmark.attention import Scoring
 from landmark.memory.summaries import SummaryMemory
 from landmark.training.checkpointing import checkpoints
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
 from tests.training.training_case import assert_same_weights, make_config, run
@@ -80,7 +79,6 @@ def test_disk_full_in_preparation(make_disk, tmp_path):
 
 
 def test_disk_full_in_training(make_disk, tmp_path):
-    """The checkpoint before stays, whole; with room again the training ends with the same weights."""
     config = make_config("transformer")
     model, _ = run(config, tmp_path / "undisturbed")
     disk = make_disk("8m")
@@ -110,14 +108,3 @@ def test_disk_full_in_a_memory_without_landmarks(make_disk):
     with pytest.raises(UserError, match="could not be saved .No space left on device., nothing is left"):
         memory.save(disk.folder / "book")
     assert not [*disk.folder.iterdir()]
-
-
-def test_no_file_is_cut_short_by_a_full_disk(make_disk):
-    disk = make_disk("1m")
-    file = disk.folder / "record.json"
-    write_atomic(file, b"old")
-    disk.fill(leave=50_000)
-    with pytest.raises(OSError, match=rf"No space left on device: '{file}'"):
-        write_atomic(file, bytes(100_000))
-    assert file.read_bytes() == b"old"
-    assert {path.name for path in disk.folder.iterdir()} == {"record.json", "filling"}

@@ -26,7 +26,6 @@ def write_books(folder: Path) -> Path:
 
 
 def run_task(*words):
-    """Carry out a command in this process."""
     app.run(to_config(compose_conf(list(words))), list(words), compose_conf)
 
 

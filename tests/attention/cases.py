@@ -26,7 +26,6 @@ def leaves_of(case, dtype=torch.float64, compute=None):
 
 
 def arguments(case, leaves):
-    """The arguments of `landmark_attention` beside queries, keys and values."""
     case = CASE | case
     block_size, lengths, extra = case["block_size"], case["lengths"], case["extra"]
     phases = {"cut": [block_size // 2, 0, 1, 1], "on a landmark": [block_size, 1, 1, 0]}
@@ -52,7 +51,6 @@ def attend(case, leaves, backend, scale=1.0):
 
 
 def run(case, backend, dtype=torch.float64, compute=None, scale=1.0):
-    """Output, log-sum-exp, and the gradients of both, by name."""
     leaves, generator = leaves_of(case, dtype, compute), torch.Generator().manual_seed(2)
     out, lse = attend(case, leaves, backend, scale)
     of_out, of_lse = (torch.randn(x.shape, dtype=torch.float64, generator=generator).to(dtype) for x in (out, lse))

@@ -194,13 +194,8 @@ def test_rotates_as_complex_numbers_do_with_gradients(layout, dtype, dim):
         found = [rotation(x, torch.view_as_real(factors), False), rotate(x, factors)]
         found = [(y, torch.autograd.grad(y, x, gradient)[0]) for y in found]
         torch.testing.assert_close(*found, **tolerance)
-
-
-@pytest.mark.parametrize(
-    ("factors", "x"), [((3, 1, 5, 1, 4), (2, 5, 3, 8)), ((2, 1, 5, 4), (1, 3, 5, 8)), ((5, 4), (2, 3, 5, 16))]
-)
-def test_factors_that_would_enlarge_x_are_left_to_complex_numbers(factors, x):
-    assert not _is_within(torch.Size(factors), torch.Size(x))
+    for factors, x in (((3, 1, 5, 1, 4), (2, 5, 3, 8)), ((2, 1, 5, 4), (1, 3, 5, 8)), ((5, 4), (2, 3, 5, 16))):
+        assert not _is_within(torch.Size(factors), torch.Size(x)), "these would enlarge x"
 
 
 GPUS = {name: Gpu(*limits) for name, limits in {"T4": (75, 64 << 10), "RTX 3090": (86, 99 << 10)}.items()}
@@ -245,7 +240,7 @@ def test_no_choice_exceeds_the_shared_memory_of_a_gpu_and_tiles_hold_whole_block
     [
         ("sm_80", ["128 50 joint", "64 63 cmt", "64 63 packed", "64 32 tiles capped"]),
         ("sm_100", ["64 32 tiles", "256 32 tiles capped"]),
-        ("sm_90", ["128 32 tiles", "64 50", "128 63", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
+        ("sm_90", ["128 32 tiles", "128 63", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
     ],
 )
 def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):

@@ -14,7 +14,7 @@ from tests import oracle
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_pairs_rotate_by_position_and_base_in_layers_with_positions(fraction):
+def test_pairs_rotate_by_position_and_base_in_layers_with_positions_and_none_is_parted(fraction):
     x, keys = torch.randn(7, 8, dtype=torch.float64), Keys(rope_base=rotary_frequencies(8, 10000.0, fraction))
     for start in (0, 1900):
         expected = [oracle.rotate(x[i].numpy(), start + i, fraction) for i in range(7)]
@@ -23,6 +23,7 @@ def test_pairs_rotate_by_position_and_base_in_layers_with_positions(fraction):
     assert rotate(x.bfloat16(), RotaryTable()(0, 7, x.bfloat16())).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="even head dimension"):
         rotary_factors(torch.arange(2), 5, 10000.0, torch.float32)
+    assert [channels_of(fraction, 10) for fraction in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 8, 10]
 
 
 @pytest.mark.parametrize("block_size", [None, 1, 3, 6])
@@ -36,10 +37,6 @@ def test_offset_keys_of_windows_cut_anywhere_equal_a_plain_loop(length, block_si
     for sample, head in itertools.product(range(len(phase)), range(2)):
         expected = oracle.offset_keys(k[sample, head].numpy(), channels_of(offset, 4), block_size, sample)
         np.testing.assert_array_equal(out[sample, head], expected)
-
-
-def test_channels_are_even_so_that_no_rotated_pair_is_parted():
-    assert [channels_of(fraction, 10) for fraction in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 8, 10]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])

@@ -20,7 +20,6 @@ from landmark.attention import (
     blockwise_tiles,
     landmark_attention,
 )
-from landmark.attention.plain import causal_attention
 from tests import oracle
 from tests.attention.cases import arguments, attend, leaves_of, run
 from tests.pairs import all_pairs, name_of
@@ -74,7 +73,6 @@ def test_plain_loops_and_gradients(case, new_memory_is_nan):
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("extra", [None, "controlled", "sinks"])
 def test_gradients_are_those_of_finite_differences(backend, alpha, extra):
-    """Of output and log-sum-exp, with respect to all that goes in."""
     case = {"block_size": 2, "queries": 8, "phase": "cut", "prefix": 1, "heads": (1, 1), "alpha": alpha, "extra": extra}
     case |= {"scoring": (None, 1.5), "top_k": 2}
     leaves = leaves_of(case)
@@ -163,19 +161,6 @@ def test_no_tensor_is_quadratic_in_the_length():
         landmark_attention(*leaves, Window(50))[0].sum().backward()
     assert largest.numbers <= 102 * (length + 102), "a tile"
     assert largest.numbers < length * length / 20
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_landmarks_that_say_nothing_make_a_joint_softmax_plain_attention(backend):
-    """So the landmarks only have to say what plain attention does not know."""
-    q, k, v = torch.randn(3, 2, 2, 41, 8, dtype=torch.float64)
-    is_landmark = torch.arange(41) % 5 == 4
-    k[:, :, is_landmark] = 0.0
-    out, _ = landmark_attention(q, k, v, Window(4), gate=Grouped(1.0), backend=backend)
-    plain = causal_attention(*(x[:, :, ~is_landmark] for x in (q, k, v)))
-    torch.testing.assert_close(out[:, :, ~is_landmark], plain, atol=1e-12, rtol=0)
-    grouped, _ = landmark_attention(q, k, v, Window(4), backend=backend)
-    assert not torch.allclose(grouped[:, :, ~is_landmark], plain)
 
 
 def test_sinks_merge_into_a_softmax_that_is_computed_already():

@@ -12,7 +12,6 @@ from landmark.attention.plain import causal_attention
 
 @pytest.mark.parametrize("prefix", [0, 1, 7, 40])
 def test_prefix_attention_equals_masked_softmax(prefix):
-    """Types may be mixed under autocast."""
     q = torch.randn(2, 4, 11, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     hidden = torch.ones(11, 11 + prefix, dtype=torch.bool).triu(prefix + 1)

@@ -1,6 +1,7 @@
 """The benchmark suite runs, writes the rows it prints, and times only exact implementations."""
 
 import csv
+import json
 import math
 import subprocess
 import sys
@@ -20,12 +21,9 @@ RANKS = ROOT.parent / "shared" / "data" / "tokenizer" / "gpt2.tiktoken"
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory) -> tuple[str, Path]:
+def quick(books, tmp_path_factory) -> tuple[str, Path]:
     """The output of a quick run, and the folder of its results."""
-    books, out = tmp_path_factory.mktemp("books"), tmp_path_factory.mktemp("results")
-    for number, split in enumerate(("train", "validation", "test")):
-        (books / split).mkdir()
-        (books / split / f"{number}.txt").write_text("It was the best of times. " * 200)
+    out = tmp_path_factory.mktemp("results")
     words = ["--quick", "--out", str(out), "--text", str(books)]
     words += ["--ranks", str(RANKS)] if RANKS.exists() else []
     command = [sys.executable, "-m", "benchmarks", *words]
@@ -118,9 +116,6 @@ def test_what_is_not_exact_is_not_timed(monkeypatch, tmp_path, capsys):
     assert error.startswith("error: attention T=130, d=8: tensor 0 is off by 1.0e-08 in float64")
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_float32_may_err_twice_as_much_as_plain_pytorch():
     exact = torch.ones(4, dtype=torch.float64)
     exactness.check_float32("x", [exact * 1.0019], [exact * 1.001], [exact])
     with pytest.raises(exactness.Inexact, match="float32"):
@@ -188,3 +183,24 @@ def test_a_wrapped_model_that_is_inexact_is_not_timed(monkeypatch):
     monkeypatch.setattr(LandmarkCache, "attend", lambda *args, **given: attend(*args, **given) * 1.001)
     with pytest.raises(exactness.Inexact, match="wrapped"):
         wrapped.check()
+
+
+def test_prompts_know_where_their_question_begins_and_with_all_keys_the_answer_is_that_of_generate(tmp_path):
+    """The prompts that are read after keys were evicted, and the answers where none is: kvpress is not there."""
+    pytest.importorskip("transformers")
+    from benchmarks import evicted_keys
+    from tests.huggingface.conftest import make_model, make_tokenizer
+
+    model, tokenizer = make_model("gemma3"), make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    evicted_keys.write_prompts(str(tmp_path), tmp_path / "prompts.json", 700, 2)
+    for prompt in json.loads((tmp_path / "prompts.json").read_text()):
+        assert len(prompt["ids"]) <= 700
+        assert tokenizer.decode(prompt["ids"][prompt["question"] :]).lstrip().startswith(evicted_keys.QUESTION)
+        assert prompt["answer"] in tokenizer.decode(prompt["ids"])
+    ids = torch.arange(1, 91)[None] * 7 % 200
+    found = model.generate(ids, max_new_tokens=evicted_keys.GENERATED, do_sample=False, eos_token_id=None)
+    expected = tokenizer.decode(found[0, 90:].tolist())
+    prompt = {"ids": ids[0].tolist(), "question": 80, "answer": expected}
+    for within in (False, True):
+        assert evicted_keys.answers(model, tokenizer, prompt, None, within) == (expected, True)

@@ -1,5 +1,6 @@
 """The benchmark of a GPU, rehearsed: interpreted, with a clock that is set, without packages, and killed."""
 
+import csv
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
+from benchmarks.compiled_kernels import _loops
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import checks, kernels, table
 from benchmarks.gpu.items import TINY, items_of
@@ -77,10 +79,7 @@ def test_without_hydra_and_killed_it_goes_on_where_it_was(tmp_path):
     assert again.returncode == 0, error + printed
     second = lines_of(out)[len(first) :]
     assert "\n".join(map(json.dumps, second)) == "\n".join(json.dumps(json.loads(x)) for x in printed.splitlines())
-    assert {line["item"] for line in second if "item" in line} == {
-        "rotation",
-        "time: retrieved blocks",
-    }
+    assert {line["item"] for line in second if "item" in line} == {"rotation", "time: retrieved blocks"}
     timed = [line for line in second if line["kind"] == "time"]
     assert timed
     assert all(0 < line["device_ms"][0] < 1e6 for line in timed)
@@ -143,11 +142,8 @@ def test_what_fails_is_a_line_and_the_others_go_on(tmp_path, processes):
     assert not run(ITEMS, None, journal, Budget(60, Clock()), processes)
     assert dict(ends(tmp_path / "gpu.jsonl")) == dict.fromkeys(("wrong", "broken", "dead"), "failed") | {"fine": "ok"}
     errors = {line["item"]: line["error"] for line in lines_of(tmp_path / "gpu.jsonl") if "error" in line}
-    assert errors == {
-        "wrong": "1 wrong",
-        "broken": "RuntimeError: out of resources",
-        "dead": "its process ended with 3",
-    }
+    expected = {"wrong": "1 wrong", "broken": "RuntimeError: out of resources", "dead": "its process ended with 3"}
+    assert errors == expected
 
 
 def test_what_the_time_does_not_suffice_for_is_left_out_and_what_hangs_is_ended(tmp_path):
@@ -158,17 +154,12 @@ def test_what_the_time_does_not_suffice_for_is_left_out_and_what_hangs_is_ended(
     found = [("fine", "ok"), ("long", "left out"), ("endless", "failed"), ("late", "left out")]
     assert sorted(ends(tmp_path / "gpu.jsonl")) == sorted(found)
     journal.close()
-    journal = Journal(tmp_path / "gpu.jsonl", resume=True)
-    assert journal.done == {"fine"}
-
-
-def test_a_line_that_was_cut_off_is_read_over(tmp_path):
     path = tmp_path / "gpu.jsonl"
-    path.write_text('{"kind": "item", "item": "a", "status": "ok"}\n{"kind": "item", "item": "b", "sta')
+    path.write_text(path.read_text() + '{"kind": "item", "item": "b", "sta')  # a line that was cut off is read over
     journal = Journal(path, resume=True)
     journal.write({"kind": "item", "item": "c", "status": "ok"})
-    assert journal.done == {"a"}
-    assert Journal(path, resume=True).done == {"a", "c"}
+    assert journal.done == {"fine"}
+    assert Journal(path, resume=True).done == {"fine", "c"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -225,3 +216,39 @@ def test_a_table_has_the_last_time_of_each_item_and_what_is_missing(tmp_path):
     assert "| a token | 4,000 tokens | 1 | 0.5 | 0.5 | all | ≤ 1: met |" in text
     assert "- time: FlexAttention: left out" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- the table of what compiled kernels take
+
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;    /* 0x00000a0000017a02 */
+        /*0010*/                   IADD3 R2, R2, 0x1, RZ ;
+        /*0020*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0030*/                   HMMA.16816.F32 R4, R8, R14, R4 ;
+        /*0040*/                   NOP ;
+        /*0050*/              @P0  BRA 0x20 ;
+        /*0060*/                   ISETP.GE.AND P1, PT, R2, R3, PT ;
+        /*0070*/              @!P1 BRA 0x10 ;
+        /*0080*/                   FADD R4, R4, R5 ;
+        /*0090*/              @P2  BRA 0x80 ;
+        /*00a0*/                   EXIT ;
+"""
+
+
+def test_compiles_without_a_gpu_and_counts_innermost_loops_with_matrix_products_in_a_row_for_each_kernel(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.ahead_of_time", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((tmp_path / "ahead-of-time.csv").read_text().splitlines()))
+    assert [row["kernel"] for row in rows] == ["forward", "backward", "backward_queries", "backward_keys"]
+    for row in rows:
+        assert 0 < int(row["instructions"]) < int(row["at an edge"]) < 2000
+        assert int(row["spilled bytes"]) <= (256 if row["kernel"] == "backward" else 0)
+        assert int(row["shared bytes"]) <= int(row["of at most"])
+        assert row["command"].endswith("benchmarks.ahead_of_time --quick --out " + str(tmp_path))
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "error: under TRITON_INTERPRET=1 nothing can be compiled: unset it\n")
+    assert list(_loops(SASS)) == [3]

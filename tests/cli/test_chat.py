@@ -46,7 +46,6 @@ def ask(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Tokens that models read, call by call."""
     calls, forward = [], LandmarkModel.forward
 
     def count(self, input_ids=None, **given):
@@ -57,7 +56,7 @@ def counted(monkeypatch):
     return calls
 
 
-def test_a_chat_about_a_book_reads_it_once_and_goes_on_tomorrow(ask, counted):
+def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask, counted):
     kept = ask.folder / "kept"
     out, _ = ask(
         "task=chat", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", questions="Who?\nWhere?\n\n"
@@ -74,6 +73,8 @@ def test_a_chat_about_a_book_reads_it_once_and_goes_on_tomorrow(ask, counted):
     read = memory.ids[0].tolist()
     assert tokenizer.decode(read) == BOOK + tokenizer.apply_chat_template(chat, tokenize=False)[: -len("e<|im_end|>\n")]
     assert len(later) == 6
+    with pytest.raises(UserError, match="is for a model of transformers that reads blocks"):
+        ask("task=chat", questions="Who?\n", kind="pretrained_base")
 
 
 def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
@@ -144,8 +145,3 @@ def test_a_text_is_read_without_an_answer_and_asked_later(ask, counted):
     now, _ = ask("task=generate", book, question)
     later, _ = ask("task=generate", f"memory.load={kept}", question)
     assert now == later != "\n"
-
-
-def test_a_model_that_reads_no_blocks_has_no_chat(ask):
-    with pytest.raises(UserError, match="is for a model of transformers that reads blocks"):
-        ask("task=chat", questions="Who?\n", kind="pretrained_base")

@@ -14,10 +14,6 @@ from landmark.cli.terminal import said
 from tests.cli.shell import RUN
 
 
-def test_the_version_is_ours(here):
-    assert here("--version").out == f"landmark {landmark.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -40,18 +36,21 @@ def write_pair(folder: Path) -> None:
     (folder / "mine" / "experiment" / "pair.yaml").write_text("# @package _global_\n# Two rows. Of mine.\nname: pair\n")
 
 
-def test_cfg_shows_what_is_composed(here):
+def test_cfg_shows_what_is_composed_and_the_version_is_ours(here):
     shown = yaml.safe_load(here("--cfg", "job", "+experiment=table1_pg19", "retrieval.k=3").out)
     assert (shown["name"], shown["retrieval"]["k"], next(iter(shown["rows"]))) == ("table1_pg19", 3, "plain_512")
+    assert here("--version").out == f"landmark {landmark.__version__}\n"
 
 
 def test_nothing_asked_for_shows_what_there_is(here):
-    """No training of the paper's size begins."""
     done = here()
     assert (done.code, done.err) == (0, "")
     assert "  +experiment=table1_pg19               Table 1, PG-19: perplexity by evaluation length" in done.out
     assert "  task=plan       print what is missing and what it costs; make nothing\n" in done.out
     assert "python run.py +experiment=quickstart " in done.out
+    status = here("task=status")
+    assert (status.code, status.err) == (0, "")
+    assert status.out.startswith("not begun: ablation_retrieval, ")
     assert list(here.folder.iterdir()) == []
     write_pair(here.folder)
     assert re.search(r"\+experiment=pair +Two rows\n", here("--config-dir", "mine").out)
@@ -60,13 +59,6 @@ def test_nothing_asked_for_shows_what_there_is(here):
     assert "model: landmark, llama, llama_landmark" in helped
     assert "\ntrainer:  # Where to compute, and for how long.\n  accelerator: auto\n" in helped
     assert "  steps: 7\n" in helped
-
-
-def test_status_of_all_experiments(here):
-    done = here("task=status")
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("not begun: ablation_retrieval, ")
-    assert list(here.folder.iterdir()) == []
 
 
 def test_a_missing_extra_is_named():

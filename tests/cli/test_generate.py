@@ -51,12 +51,17 @@ def expected(model, *texts, sampling=None, **settings):
     return TOKENIZER.decode(generated[0]) + "\n"
 
 
-def test_a_prompt_is_gone_on_from(ask):
+def test_a_prompt_is_gone_on_from_as_the_settings_say_until_a_stop_text(ask):
     said, statistics = ask("prompt=It was", "retrieval.k=2")
     assert said == expected(ask.model, "It was", k=2)
     assert len(set(said)) > 5
     assert statistics.startswith("6 tokens read in ")
     assert "30 generated" in statistics
+    letter = next(letter for letter in said[5:] if letter.isalnum())
+    ended, _ = ask("prompt=It was", "retrieval.k=2", f"generate.stop=[{letter}]")
+    assert ended == said[: said.index(letter)] + "\n"
+    settings = ["prompt=It was", "generate.temperature=1.2", "generate.top_k=9", "generate.top_p=0.8", "seed=3"]
+    assert ask(*settings)[0] == expected(ask.model, "It was", sampling=Sampling(1.2, 9, 0.8, 3))
 
 
 @pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
@@ -78,24 +83,21 @@ def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
 
 
 def test_a_file_alone_is_gone_on_from(ask, monkeypatch):
-    said, _ = ask(f"prompt_file={ask.folder / 'book.txt'}")
+    """A mark of the order of bytes is no text."""
+    book = f"prompt_file={ask.folder / 'book.txt'}"
+    said, _ = ask(book)
     assert said == expected(ask.model, BOOK)
     monkeypatch.setattr(sys, "stdin", io.StringIO(BOOK))
     assert ask("prompt_file=-")[0] == said
+    (ask.folder / "book.txt").write_bytes(b"\xef\xbb\xbfIt was")
+    assert ask(book)[0] == expected(ask.model, "It was")
+    assert read_text(ask.folder / "book.txt") == "It was"
+    (ask.folder / "book.txt").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(UserError, match="book.txt: is not text in UTF-8"):
+        ask(book)
 
 
-def test_sampling_is_that_of_the_settings(ask):
-    settings = ["prompt=It was", "generate.temperature=1.2", "generate.top_k=9", "generate.top_p=0.8", "seed=3"]
-    assert ask(*settings)[0] == expected(ask.model, "It was", sampling=Sampling(1.2, 9, 0.8, 3))
-
-
-def test_a_stop_text_ends_it(ask):
-    whole = ask("prompt=It was")[0]
-    letter = next(letter for letter in whole[5:] if letter.isalnum())
-    assert ask("prompt=It was", f"generate.stop=[{letter}]")[0] == whole[: whole.index(letter)] + "\n"
-
-
-def test_a_plain_transformer_reads_both(ask):
+def test_a_plain_transformer_reads_both_and_a_run_of_another_tokenizer_is_refused(ask):
     model = saved_run(ask.folder / "plain", "transformer")
     (ask.folder / "short.txt").write_text("It was ")
     said, _ = ask(
@@ -105,6 +107,9 @@ def test_a_plain_transformer_reads_both(ask):
     assert said == expected(model, "It was the best")
     with pytest.raises(UserError, match="only a landmark model has a memory to save"):
         ask(f"run={ask.folder / 'plain'}", f"prompt_file={ask.folder / 'short.txt'}", "memory.save=x")
+    write_json(ask.folder / "run" / "run.json", {"model": {}, "tokenizer": "f" * 64})
+    with pytest.raises(UserError, match="was trained with another tokenizer .ffffffffff….* than tokenizer=bytes"):
+        ask("prompt=hello")
 
 
 @pytest.mark.parametrize(
@@ -118,21 +123,3 @@ def test_a_plain_transformer_reads_both(ask):
 def test_bad_input_is_refused(ask, overrides, said):
     with pytest.raises(UserError, match=said):
         ask(*overrides)
-
-
-def test_a_mark_of_the_byte_order_is_no_text(ask):
-    (ask.folder / "book.txt").write_bytes(b"\xef\xbb\xbfIt was")
-    assert ask(f"prompt_file={ask.folder / 'book.txt'}")[0] == expected(ask.model, "It was")
-    assert read_text(ask.folder / "book.txt") == "It was"
-
-
-def test_text_that_is_none_is_refused(ask):
-    (ask.folder / "book.txt").write_bytes(b"\xff\xfe\xfd")
-    with pytest.raises(UserError, match="book.txt: is not text in UTF-8"):
-        ask(f"prompt_file={ask.folder / 'book.txt'}")
-
-
-def test_a_run_of_another_tokenizer_is_refused(ask):
-    write_json(ask.folder / "run" / "run.json", {"model": {}, "tokenizer": "f" * 64})
-    with pytest.raises(UserError, match="was trained with another tokenizer .ffffffffff….* than tokenizer=bytes"):
-        ask("prompt=hello")

@@ -11,16 +11,12 @@ from pathlib import Path
 import pytest
 
 from landmark.utils.files import read_json
+from tests.configurations import TINY
 from tests.forked import free_port, python, wait_for
 
 pytest.importorskip("submitit")
 pytest.importorskip("joblib")
 ROOT = Path(__file__).parents[2]
-TINY = [
-    *("+experiment=quickstart", "data.max_documents=6", "eval.tokens=8192", "logger=csv", "trainer=cpu"),
-    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer.threads=1"),
-    *("train.steps=2", "train.batch_size=2", "train.validate_every=2", "train.validate_batches=1"),
-]
 SBATCH = """#!/bin/bash
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
 export SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
@@ -140,5 +136,4 @@ def test_workers_of_joblib_end_with_the_command(tmp_path, number):
 
 
 def children(process):
-    """Ids of the processes that a process has started."""
     return [int(each) for file in Path(f"/proc/{process}/task").glob("*/children") for each in file.read_text().split()]

@@ -73,10 +73,15 @@ def test_a_training_that_diverges_is_tried_once(work, monkeypatch, capsys):
     assert "landmark_2048_k2: its run diverged" in capsys.readouterr().out
 
 
-def test_one_row_trains_and_evaluates_only_what_it_needs(work):
-    work("+experiment=table1_pg19", "row=landmark_4096_k4")
-    assert (work.trained, work.evaluated) == (["landmark"], ["landmark_4096_k4"])
+def test_one_row_trains_and_evaluates_only_what_it_needs_and_says_where_it_comes_from(work):
+    work("+experiment=table1_pg19", "row=plain_360")
+    assert (work.trained, work.evaluated) == (["transformer"], ["plain_360"])
     assert not (work.output / "tables").exists()
+    (path,) = (work.output / "records" / "rows").iterdir()
+    record = json.loads(path.read_text())
+    assert record["labels"]["overrides"][-3:] == ["model=transformer", "eval.length=360", "eval.local=360"]
+    assert {"commit", "versions", "hardware", "command", "time"} <= record["provenance"].keys()
+    assert record["results"]["segments"]
 
 
 def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(work):
@@ -122,7 +127,6 @@ DAYS = r"10,000,000 steps of 4 × 512 .* h on this CPU"
         ),
         ("+experiment=quickstart data=pg19 task=generate prompt=a", "task=generate: 6 rows, choose one with row="),
         ("model=landmark run=.", "run.json does not exist"),
-        ("+experiment=table1_pg19 task=table", "13 of 13 rows have no record yet"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_trained(work, words, said):
@@ -133,26 +137,20 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(work, words, 
     assert (work.trained, (work.output / "runs").exists(), (work.output / "tables").exists()) == ([], False, False)
 
 
-def test_task_train_evaluates_nothing(work):
-    work("+experiment=quickstart", "data=pg19", "task=train")
-    assert (work.trained, work.evaluated) == (["landmark", "transformer"], [])
-
-
-def test_run_names_the_one_to_train(work):
-    given = ("+experiment=quickstart", "data=pg19", "task=train")
-    with pytest.raises(
-        UserError, match=r"run=nothing: no run of quickstart \(one of landmark-.*, transformer-"
-    ) as error:
-        work(*given, "run=nothing")
-    name = str(error.value).rpartition(", ")[2].rstrip(")")
-    work(*given, f"run=outputs/runs/{name}")
-    assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["transformer"], [name])
-
-
-def test_task_prepare_trains_nothing(work, capsys):
-    work("+experiment=quickstart", "data=pg19", "task=prepare")
+def test_a_task_does_its_own_part_and_run_names_the_one_to_train(work, capsys):
+    given = ("+experiment=quickstart", "data=pg19")
+    work(*given, "task=prepare")
     assert work.trained == []
     assert "train 1" in capsys.readouterr().out
+    said = r"run=nothing: no run of quickstart \(one of landmark-.*, transformer-"
+    with pytest.raises(UserError, match=said) as error:
+        work(*given, "task=train", "run=nothing")
+    name = str(error.value).rpartition(", ")[2].rstrip(")")
+    work(*given, "task=train", f"run=outputs/runs/{name}")
+    assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["transformer"], [name])
+    work(*given, "task=train")
+    assert (work.trained, work.evaluated) == (["landmark"], [])
+    assert set(main.TASKS) == set(schema.TASKS)
 
 
 def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
@@ -212,39 +210,6 @@ def test_trained_folder_can_be_evaluated_anywhere(work, tmp_path):
         work("model=landmark", "model.block_size=32", f"run={tmp_path / 'given'}")
 
 
-def test_record_says_where_it_comes_from(work):
-    work("+experiment=table1_pg19", "row=plain_360")
-    (path,) = (work.output / "records" / "rows").iterdir()
-    record = json.loads(path.read_text())
-    assert record["labels"]["overrides"][-3:] == ["model=transformer", "eval.length=360", "eval.local=360"]
-    assert {"commit", "versions", "hardware", "command", "time"} <= record["provenance"].keys()
-    assert record["results"]["segments"]
-
-
-TOGETHER = ("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "task=train")
-
-
-def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
-    started = []
-
-    def start(train, arguments, count):
-        started.append(count)
-        for name in ("model.safetensors", "config.json"):
-            (arguments[1] / name).write_text("{}")
-        return {"steps": 3, "tokens_per_second": 1.0}
-
-    monkeypatch.setattr(runner, "train_together", start)
-    work(*TOGETHER, "trainer.devices=2")
-    assert started == [2]
-    assert work.trained == []
-    (record,) = (work.output / "records" / "runs").iterdir()
-    assert json.loads(record.read_text())["results"]["steps"] == 3
-    launched = json.loads(next(work.output.rglob("launch.json")).read_text())
-    assert launched["config"]["trainer"]["devices"] == 2
-    work("model=transformer", "task=train")  # the same run, however many processes trained it
-    assert work.trained == []
-
-
 @pytest.mark.parametrize(("code", "raised"), [(1, KeyboardInterrupt), (144, SystemExit)])
 def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, raised):
     """Lightning makes an exit with code 1 of an interrupt; submitit exits once it has queued a job again."""
@@ -259,7 +224,12 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
         runner.train_here(config, tmp_path, "run", None, {}, inputs=Inputs())
 
 
-def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
+def test_task_table_reads_records_only_and_names_the_first_rows_that_are_missing(work, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py"])  # which the message repeats
+    with pytest.raises(UserError, match=r"rows have no record yet") as raised:
+        work("+experiment=sweep_k_local", "task=table")
+    assert str(raised.value).endswith(", …")
+    assert len(str(raised.value)) < 700
     for row in ("plain_512", "landmark_2048_k4"):
         work("+experiment=table1_pg19", f"row={row}")
     capsys.readouterr()
@@ -273,14 +243,6 @@ def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
 
 
-def test_only_the_first_of_many_missing_rows_are_named(work, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["run.py"])  # which the message repeats
-    with pytest.raises(UserError, match=r"rows have no record yet") as raised:
-        work("+experiment=sweep_k_local", "task=table")
-    assert str(raised.value).endswith(", …")
-    assert len(str(raised.value)) < 700
-
-
 def test_part_of_a_grid_is_evaluated_without_a_table(work):
     work("+experiment=sweep_k_local", "retrieval.k=2")
     assert work.evaluated == ["plain_512", "xl_2048", "k2_local150", "k2_local250", "k2_local350"]
@@ -290,7 +252,3 @@ def test_part_of_a_grid_is_evaluated_without_a_table(work):
     work("+experiment=sweep_k_local")
     assert len(work.evaluated) == 9
     assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()
-
-
-def test_every_task_of_the_schema_is_carried_out():
-    assert set(main.TASKS) == set(schema.TASKS)

@@ -44,19 +44,16 @@ def records(output):
     return {record["labels"]["row"]: record for record in Records(output).read_all().rows.values()}
 
 
-def test_all_rows_share_two_trainings(output, records):
+def test_all_rows_share_two_trainings_and_a_known_probe_is_read_from_its_record(books, output, records, capsys):
     assert records.keys() == ROWS.keys()
     assert len(Records(output).read_all().runs) == 2
-
-
-def test_a_known_probe_is_read_from_its_record(books, output, capsys):
     start(books, output)
     said = capsys.readouterr().out
     assert "0 of 5 rows evaluated now" in said
     assert re.search(r"plain_96: first copy \d\.\d{4} ± \S+, second copy \d\.\d{4} ± \S+, from its record", said)
 
 
-def test_a_record_has_the_probe_and_its_sums(records):
+def test_a_record_has_the_probe_and_its_sums_and_several_seeds_a_mean_and_a_deviation(records):
     copy = records["landmark_240"]
     assert (copy["settings"]["probe"], copy["settings"]["prompts"]) == ("copy", 6)
     assert [tokens for _, tokens, _ in copy["results"]["segments"]] == [119] * 6
@@ -64,33 +61,6 @@ def test_a_record_has_the_probe_and_its_sums(records):
     assert copy["results"]["memory"]["retrievals"] > 0
     assert records["once_96"]["results"]["second_copy_se"] is None  # of one segment
 
-
-def test_each_column_is_shown_of_the_rows_that_have_it(output, records):
-    with open(next(output.glob("tables/look_back/*.csv")), newline="", encoding="utf-8") as file:
-        rows = {row["name"]: row for row in csv.DictReader(file)}
-    results = records["plain_96"]["results"]
-    assert float(rows["plain_96"]["first_copy"]) == results["first_copy"]
-    assert float(rows["plain_96"]["second_copy_spread"]) == results["second_copy_se"]
-    assert rows["plain_96"]["accuracy"] == rows["books_96"]["second_copy"] == ""
-    for names, shown in (
-        (["plain_96", "once_96"], {"first copy, nats", "second copy, nats"}),
-        (["books_96"], set()),
-    ):
-        table = tables.build("t", {name: [records[name]] for name in names})
-        titles = render.columns(table)
-        cells, titles = render.cells(table, titles), list(titles.values())
-        assert {"first copy, nats", "second copy, nats"} & set(titles) == shown
-        assert all(cell != "-" for name in shown for cell in [cells[0][titles.index(name)]])
-
-
-def test_rows_of_the_same_stretches_are_compared(output):
-    text = next(output.glob("tables/look_back/*.md")).read_text(encoding="utf-8")
-    assert re.search(r"same: landmark_96 is .* paired over 6 stretches of text", text)
-    assert "longer: landmark_240 and landmark_96 were not measured on the same text" in text
-    assert "other: landmark_96 and books_96 were not measured on the same text" in text
-
-
-def test_several_seeds_have_a_mean_and_a_deviation(records):
     def seed(**results):
         return records["landmark_96"] | {"results": records["landmark_96"]["results"] | results}
 
@@ -100,3 +70,22 @@ def test_several_seeds_have_a_mean_and_a_deviation(records):
     row = tables.build("t", {"a": [seed(second_copy=nats, first_copy=4.0) for nats in (1.0, 2.0)]}).rows[0]
     assert (row.second_copy, row.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
     assert row.first_copy_spread == 0
+
+
+def test_each_column_is_shown_of_the_rows_that_have_it_and_rows_of_the_same_stretches_are_compared(output, records):
+    with open(next(output.glob("tables/look_back/*.csv")), newline="", encoding="utf-8") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    results = records["plain_96"]["results"]
+    assert float(rows["plain_96"]["first_copy"]) == results["first_copy"]
+    assert float(rows["plain_96"]["second_copy_spread"]) == results["second_copy_se"]
+    assert rows["plain_96"]["accuracy"] == rows["books_96"]["second_copy"] == ""
+    for names, shown in ((["plain_96", "once_96"], {"first copy, nats", "second copy, nats"}), (["books_96"], set())):
+        table = tables.build("t", {name: [records[name]] for name in names})
+        titles = render.columns(table)
+        cells, titles = render.cells(table, titles), list(titles.values())
+        assert {"first copy, nats", "second copy, nats"} & set(titles) == shown
+        assert all(cell != "-" for name in shown for cell in [cells[0][titles.index(name)]])
+    text = next(output.glob("tables/look_back/*.md")).read_text(encoding="utf-8")
+    assert re.search(r"same: landmark_96 is .* paired over 6 stretches of text", text)
+    assert "longer: landmark_240 and landmark_96 were not measured on the same text" in text
+    assert "other: landmark_96 and books_96 were not measured on the same text" in text

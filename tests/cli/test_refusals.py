@@ -49,16 +49,12 @@ TINY output=/proc/x task=prepare → /proc/x: No such file or directory: no fold
 TINY data.cache=a.txt/x task=prepare → a.txt/x: Not a directory: no folder can be made there
 tokenizer=bytes data.path=nowhere task=prepare → nowhere
 +experiment=quickstart model=landmark → but row twice_last_blocks sets model=
-retrieval.k=-1 → retrieval.k=-1: must be at least 0
 trainer.threads=100000 → trainer.threads=100000: must be at least 1 and at most 1024
 trainer.devices=-1 → trainer.devices=-1: must be auto, a number from 1 on
 trainer.devices=two → trainer.devices=two: must be auto
-train.max_lr=nan → train.max_lr=nan: must be
 train.final_lr=inf → train.final_lr=inf: must be a finite number
 train.weight_decay=-1 → train.weight_decay=-1.0: must be at least 0
 train.warmup=1 → train.warmup=1.0: must be above 0 and below 1
-train.warmup=nan → train.warmup=nan: must be
-generate.temperature=nan → generate.temperature=nan: must be a finite
 train.max_lr=0 → train.max_lr=0.0: must be above 0
 seeds=[0,-1] → seeds=[0, -1]: must be at least 0
 seed=99999999999999999999 → seed=99999999999999999999: must be a number of at most
@@ -198,8 +194,20 @@ model=transformer eval.local=360 → keeps no memory between chunks
 eval.length=2048 eval.task=unique_blocks retrieval.k=0 → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks model=transformer → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks eval.local=2048 → eval.task=unique_blocks:
+eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
+model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, transformer_xl
+model.block_size=null → model.block_size=null: a landmark model needs it
+model.block_size=0 → model.block_size=0: must be at least 1
+model.alpha=1.5 → model.alpha=1.5: must be at least 0 and at most 1
+model.landmark_key=pooled → model.landmark_key=pooled: must be one of
+model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
+model=transformer_xl model.cache=null → model.cache=null: a transformer_xl model needs it
+model=transformer model.num_layers=0 → model.num_layers=0: must be at least 1
+model=transformer model.head_dim=7 → model.head_dim=7: must be even
+model=transformer model.num_kv_heads=3 → does not divide
+model=transformer model.key_offset=1.5 → model.key_offset=1.5
+model.backend=magic → model.backend=magic: must be one of auto, reference, blockwise, triton
 "name='../elsewhere'" → name=../elsewhere: must be of letters
-"name='a/b'" → name=a/b: must be of letters
 "name=''" → name=: must be of letters
 "name='.hidden'" → name=.hidden: must be of letters
 BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file

@@ -1,12 +1,17 @@
+"""Rows of an experiment, from the command line and its file; what goes together, and what is filled in."""
+
 from dataclasses import replace
 
 import pytest
 
-from landmark.config.rows import cells, is_part, select, spread
+from landmark.config.checks import beyond_training, resolve
+from landmark.config.composer import Composer
+from landmark.config.rows import cells, is_part, named, select, spread
 from landmark.config.saved import from_saved
 from landmark.config.schema import to_config, value_of
 from landmark.experiment.jobs import check
 from landmark.utils.errors import UserError
+from tests.configurations import compose_conf
 
 
 @pytest.fixture
@@ -45,14 +50,11 @@ def test_one_row_is_chosen(chosen, overrides, rows, expected):
     assert row.name == {"name=mine": "mine", "model.block_size=32": "a"}.get(overrides[-1], row.name)
 
 
-def test_a_setting_that_has_an_effect_on_another_row_is_reported(chosen, caplog):
+def test_a_setting_that_has_an_effect_on_another_row_is_reported_and_a_fault_of_a_row_said_once(chosen, caplog):
     chosen("model.cache=128", rows={"a": "model=landmark", "b": "model=transformer_xl"})
     assert caplog.text == ""
     chosen("+experiment=table1_pg19", "row=plain_512", "model.block_size=25")
     assert "row plain_512: model.block_size has no effect on model=transformer" in caplog.text
-
-
-def test_a_fault_of_a_row_is_said_once(chosen):
     with pytest.raises(UserError) as error:
         chosen(rows={"a": "retrieval.k=-1"})
     assert str(error.value).count("must be at least 0") == 1
@@ -94,7 +96,7 @@ def test_part_of_an_experiment_is_known(configure):
         assert is_part(configure(*whole, more), [*whole, more])
 
 
-def test_a_row_starts_from_the_run_of_another(composer):
+def test_a_row_starts_from_the_run_of_another_and_a_model_that_is_not_trained_reads_it(composer):
     overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes", "seeds=[3,4]"]
     rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer, check)}
     for one in rows["finetuned_512"].configs:
@@ -102,9 +104,6 @@ def test_a_row_starts_from_the_run_of_another(composer):
         assert (base.model.kind, one.model.kind, base.seed) == ("transformer", "landmark", one.seed)
         assert base.train.steps != one.train.steps
     assert all(one.start_run is None for one in rows["base_512"].configs)
-
-
-def test_a_model_that_is_not_trained_reads_the_run_of_another_row(composer):
     given = ["+experiment=pretrained_tuned", "size=nano", "model.name=DIR"]
     config = to_config(composer(given))
     rows = {row.name: row.configs[0] for row in select(config, given, composer, check)}
@@ -112,3 +111,57 @@ def test_a_model_that_is_not_trained_reads_the_run_of_another_row(composer):
         base = from_saved(rows[name].start_run)
         assert (base.model.as_is, base.model.lora_rank, rows[name].model.as_is) == (False, 16, True)
     assert rows["passkey-blocks_4096"].start_run is None
+
+
+@pytest.mark.parametrize("experiment", ["figure6_positional_jumps", "finetune_llama"])
+def test_rows_are_those_that_hydra_composes(experiment):
+    shared = [f"+experiment={experiment}", "size=nano", "tokenizer=gpt2_1024", "train.steps=7"]
+    composer = Composer(compose_conf)
+    texts = named(to_config(composer(shared)))
+    for text in list(texts.values())[:: len(texts) - 1]:
+        overrides = [*shared, *text.split()]
+        assert composer(overrides) == compose_conf(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *([f"model={model}", "data.repeats=[1]"] for model in ("transformer", "landmark", "transformer_xl")),
+        *([f"data.repeats={shares}"] for shares in ("[0]", "[0.5]", "[1,1,0.5,0.5,0.2]", "null")),
+        ["model=transformer", "data.repeats=[1]", "train.length=15"],  # room for a repeat at any start
+        ["model.block_size=3", "data.repeats=[1]", "train.length=20"],  # beginning with a landmark
+        ["size=nano", "eval.task=copy", "eval.length=8192"],  # a probe reads no spans and may be longer
+        ["model=transformer", "eval.local=360", "eval.length=360"],
+        ["model=transformer", "eval.local=360", "memory.window=148"],
+        ["eval.length=2048", "eval.task=unique_blocks"],
+        ["model=transformer", "memory.blocks=3"],  # settings of another model do not matter
+        ["size=paper", "eval.length=8192"],  # the whole split needs no span
+        ["retrieval.k=0"],
+    ],
+)
+def test_what_goes_together_is_accepted(configure, overrides):
+    check(configure(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "local"),
+    [
+        (["model=transformer", "eval.length=512"], 512),
+        (["model=transformer", "eval.length=2048", "memory.window=256"], 256),
+        (["model=landmark", "eval.length=2048"], 250),
+        (["model=landmark", "eval.length=100"], 100),
+        (["model=transformer_xl", "eval.length=2048"], 256),
+    ],
+)
+def test_what_is_fed_at_a_time_if_left_open(configure, overrides, local):
+    assert resolve(configure(*overrides)).eval.local == local
+
+
+def test_true_positions_beyond_training_are_warned_of(configure):
+    jumps = ["positions=jumps", "positions.mapping=true", "eval.local=250"]
+    warning = beyond_training(configure(*jumps, "eval.length=2048"))
+    assert warning is not None
+    assert "eval.length=2048 reaches position 2,088, training at most 1,601" in warning
+    assert beyond_training(configure(*jumps, "eval.length=1500")) is None
+    assert beyond_training(configure("positions.mapping=true", "eval.length=600")) is not None
+    assert beyond_training(configure("eval.length=2048")) is None

@@ -6,6 +6,7 @@ import pytest
 from landmark.config import to_config
 from landmark.config.rows import named, select
 from landmark.config.saved import trained_with, write_launch
+from landmark.config.schema import value_of
 from tests.configurations import CONF
 
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
@@ -29,16 +30,13 @@ def test_every_row_of_every_experiment_composes_at_every_size(composer, experime
     assert {row.configs[0].size for row in rows} == {size}
 
 
-def test_a_table_has_a_folder_for_its_results():
-    folders = {folder.name for folder in (CONF.parent / "experiments").iterdir() if folder.is_dir()}
-    assert set(EXPERIMENTS) - {"quickstart", "survival"} == folders
-    assert (CONF.parent / "benchmarks" / "survival").is_dir()  # whose table is there to be killed
-
-
-def test_table1_has_thirteen_rows_and_eleven_of_them_on_arxiv_math(configure):
+def test_a_table_has_a_folder_for_its_results_and_table1_the_papers_rows(configure):
     books, papers = (configure(f"+experiment=table1_{data}").rows for data in ("pg19", "arxiv"))
     assert len(books) == 13
     assert papers == {name: row for name, row in books.items() if not name.startswith("xl")}
+    folders = {folder.name for folder in (CONF.parent / "experiments").iterdir() if folder.is_dir()}
+    assert set(EXPERIMENTS) - {"quickstart", "survival"} == folders
+    assert (CONF.parent / "benchmarks" / "survival").is_dir()  # whose table is there to be killed
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -49,34 +47,33 @@ def test_transformer_xl_reads_as_many_tokens_as_the_others(configure, size):
     assert xl.steps * xl.batch_size * xl.length == plain.steps * plain.batch_size * plain.length
 
 
-def test_paper_size_is_the_papers(configure):
-    train = configure("model=landmark").train
-    assert (train.steps, train.batch_size, train.length, train.precision) == (240_000, 128, 512, "bf16-mixed")
-    assert configure("model=transformer_xl").train.steps == 60_000
-
-
-def test_size_given_by_an_experiment_or_after_it_decides_the_recipe(configure):
-    assert configure("+experiment=quickstart", "model=transformer_xl").train.length == 2048
-    small = configure("+experiment=table1_pg19", "size=small", "model=transformer_xl")
-    assert (small.size, small.train.steps, small.train.batch_size) == ("small", 6000, 32)
-
-
-def test_command_line_wins_over_size_recipe_and_experiment(configure):
-    config = configure("+experiment=quickstart", "model=transformer_xl", "train.steps=7", "eval.tokens=9000")
-    assert (config.train.steps, config.eval.tokens) == (7, 9000)
-
-
-def test_split_is_validation_at_paper_size_and_test_below(configure):
-    assert [configure(f"size={size}").eval.split for size in SIZES] == ["validation", "test", "test"]
-
-
-def test_arxiv_math_is_evaluated_on_a_part_of_its_split(configure):
-    budgets = [configure("data=arxiv_math", f"size={size}").eval.tokens for size in SIZES]
-    assert budgets == [4_000_000, *(configure(f"size={size}").eval.tokens for size in SIZES[1:])]
-
-
-def test_data_cache_lies_below_the_output(configure):
-    assert configure("output=elsewhere").data.cache == "elsewhere/data"
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ("model=landmark", "steps=240000 batch_size=128 length=512 precision=bf16-mixed eval.split=validation"),
+        ("model=transformer_xl", "steps=60000"),
+        ("+experiment=quickstart model=transformer_xl", "length=2048 eval.split=test"),
+        (
+            "+experiment=table1_pg19 size=small model=transformer_xl",
+            "size=small steps=6000 batch_size=32 eval.split=test",
+        ),
+        ("+experiment=quickstart model=transformer_xl train.steps=7 eval.tokens=9000", "steps=7 eval.tokens=9000"),
+        ("data=arxiv_math", "eval.tokens=4000000"),
+        ("data=arxiv_math size=small", "eval.tokens=1000000 eval.split=test"),
+        ("data=arxiv_math size=nano", "eval.tokens=250000"),
+        ("output=elsewhere", "data.cache=elsewhere/data"),
+        *((f"model={each} model.name=x", "tokenizer.name=pretrained") for each in ("pretrained", "pretrained_base")),
+        ("model=pretrained_landmark model.name=x", "tokenizer.name=pretrained"),
+        ("model=pretrained model.name=x tokenizer=bytes", "tokenizer.name=bytes"),
+    ],
+)
+def test_sizes_are_the_papers_and_what_is_given_later_wins(configure, overrides, expected):
+    """The paper's recipe; the size that an experiment gives, or that comes after it; the command line. Names without a
+    group are of `train`."""
+    config = configure(*overrides.split())
+    for key, _, value in (word.partition("=") for word in expected.split()):
+        of_train = key in ("steps", "batch_size", "length", "precision")
+        assert str(value_of(config, f"train.{key}" if of_train else key)) == value
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -95,10 +92,3 @@ def test_a_trial_is_short_and_lies_apart(composer, experiment):
         assert (config.output, config.data.cache) == ("outputs/debug", "outputs/debug/data")
         assert config.train.steps == 20
         assert (config.eval.tokens, config.logger.service) == (8192, "csv")
-
-
-@pytest.mark.parametrize("model", ["pretrained", "pretrained_base", "pretrained_landmark"])
-def test_a_model_of_transformers_brings_its_tokenizer(composer, model):
-    given = [f"model={model}", "model.name=some-folder"]
-    assert composer(given).tokenizer.name == "pretrained"
-    assert composer([*given, "tokenizer=bytes"]).tokenizer.name == "bytes"

@@ -125,7 +125,7 @@ def papers_of(split: str, *configs: str) -> list[str]:
     return [text for text, config in PAPERS[split] if config in configs or not configs]
 
 
-def test_books_come_in_the_order_of_their_numbers_from_a_folder_and_from_the_hub(books: Path, hub: list[str]):
+def test_books_come_in_the_order_of_their_numbers_from_a_folder_and_from_the_hub(books, hub, mirror):
     raw, of_hub = open_source("pg19", books), open_source("pg19")
     assert hub == []
     assert [document.name for document in raw.documents("train")] == ["2", "9", "10"]
@@ -133,6 +133,9 @@ def test_books_come_in_the_order_of_their_numbers_from_a_folder_and_from_the_hub
     for split in SPLITS:
         assert list(of_hub.documents(split)) == list(raw.documents(split))
     assert hub == ["emozilla/pg19"]
+    write_parquet(mirror / "data" / "test-00000-of-00001.parquet", {7: "x"}, url=["http://example.org/"])
+    with pytest.raises(UserError, match=r"split 'test' of emozilla/pg19: the url of row 0 ends in no number"):
+        texts("pg19", None, "test")
 
 
 def test_papers_of_the_hub_are_read_file_by_file(pile: Path, hub: list[str]):
@@ -175,13 +178,17 @@ def test_identity_changes_with_the_files_and_not_with_the_place(books: Path, nam
     assert len({str(value) for value in (identity, grown, open_source(name, moved).identity)}) == 3
 
 
-def test_papers_come_whole_in_the_order_of_the_file_and_configs_are_a_choice(papers: Path):
+def test_papers_come_whole_in_the_order_of_files_and_lines_and_configs_are_a_choice(papers: Path):
     for split in SPLITS:
         assert texts("arxiv_math", papers, split) == papers_of(split, "arxiv")
     names = [document.name for document in open_source("arxiv_math", papers).documents("train")]
     assert names == ["train.jsonl:1", "train.jsonl:3", "train.jsonl:5"]
     assert texts("arxiv_math", papers, configs=["formal", "books"]) == papers_of("train", "books", "formal")
     assert texts("arxiv_math", papers, configs=None) == papers_of("train")
+    (papers / "train.jsonl").unlink()
+    for number in range(12):
+        write(papers / "train" / f"proofpile_train_{number}.jsonl", line(f"paper {number}"))
+    assert texts("arxiv_math", papers) == [f"paper {number}" for number in range(12)]
 
 
 def test_papers_may_be_compressed_or_in_proof_piles_own_layout(papers: Path, pile: Path):
@@ -193,13 +200,6 @@ def test_papers_may_be_compressed_or_in_proof_piles_own_layout(papers: Path, pil
     names = [document.name for document in open_source("arxiv_math", pile).documents("train")]
     assert names == [f"train/proofpile_train_{number}.jsonl.gz:1" for number in (0, 2, 4)]
     assert texts("arxiv_math", pile, configs=["none"]) == ["no config"] * 16
-
-
-def test_numbered_files_are_in_the_order_of_their_numbers(papers: Path):
-    (papers / "train.jsonl").unlink()
-    for number in range(12):
-        write(papers / "train" / f"proofpile_train_{number}.jsonl", line(f"paper {number}"))
-    assert texts("arxiv_math", papers) == [f"paper {number}" for number in range(12)]
 
 
 NO_TEXT, NO_META = "line 4: no JSON object with a .text.", 'train.jsonl:4: no "meta" that is a JSON object'
@@ -298,7 +298,7 @@ def test_a_book_is_split_by_length(tmp_path: Path, byte_tokenizer: Tokenizer, ca
     assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
 
 
-def test_standard_library_is_split_by_name():
+def test_standard_library_is_split_by_name_and_source_that_is_not_utf8_left_out(tmp_path: Path):
     source = open_source("stdlib")
     names = {split: [document.name for document in source.documents(split)] for split in SPLITS}
     for split in SPLITS:
@@ -308,9 +308,6 @@ def test_standard_library_is_split_by_name():
     assert "json/decoder.py" in everything
     assert not [name for name in everything if "site-packages" in name or name.startswith("test/")]
     assert 0.8 < len(names["train"]) / len(everything) < 0.97
-
-
-def test_python_source_that_is_not_utf8_is_left_out(tmp_path: Path):
     for number in range(60):
         (tmp_path / f"module{number}.py").write_text(f"x = {number}\n")
     name = next(open_source("stdlib", tmp_path).documents("train")).name
@@ -370,9 +367,3 @@ def test_what_is_no_corpus_is_refused_by_name(case: str, tmp_path: Path):
         (root / file).write_bytes(content)
     with pytest.raises(UserError, match=message):
         texts(name, **{"root": root, **given})
-
-
-def test_a_book_without_a_number_is_refused(mirror: Path, hub: list[str]):
-    write_parquet(mirror / "data" / "test-00000-of-00001.parquet", {7: "x"}, url=["http://example.org/"])
-    with pytest.raises(UserError, match=r"split 'test' of emozilla/pg19: the url of row 0 ends in no number"):
-        texts("pg19", None, "test")

@@ -46,7 +46,7 @@ def test_streams_are_those_written_out(request, books: Path, tmp_path: Path, nam
         assert stream.sha256 == hashlib.sha256(content.tobytes()).hexdigest()
 
 
-def test_manifest_says_what_was_prepared(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer):
+def test_manifest_says_what_was_prepared_once(corpus, books, byte_tokenizer, tmp_path, monkeypatch):
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     assert manifest == corpus.manifest
     assert manifest["tokenizer"]["hash"] == byte_tokenizer.hash
@@ -58,9 +58,6 @@ def test_manifest_says_what_was_prepared(corpus: Corpus, books: Path, byte_token
     ]
     with pytest.raises(UserError, match="unknown split 'dev': choose one of train, validation, test"):
         corpus.split("dev")
-
-
-def test_prepared_once(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
     assert find("pg19", byte_tokenizer, tmp_path / "other", path=books) is None
     assert not (tmp_path / "other").exists()
     monkeypatch.setattr("landmark.data.preparation._write_corpus", None)
@@ -70,9 +67,7 @@ def test_prepared_once(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, t
     assert found.manifest == corpus.manifest
 
 
-def test_changed_data_and_first_documents_are_other_corpora(
-    corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path
-):
+def test_changed_data_and_first_documents_are_other_corpora(corpus, books, byte_tokenizer, tmp_path):
     few = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, max_documents=2, progress=False)
     assert [few.manifest["splits"][split]["documents"] for split in ("train", "test")] == [2, 1]
     assert few.folder != corpus.folder
@@ -84,13 +79,18 @@ def test_changed_data_and_first_documents_are_other_corpora(
     assert after.split("train").sha256 == corpus.split("train").sha256
 
 
-def test_number_of_cores_does_not_matter(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    for number in range(100, 140):
+@pytest.fixture
+def many_books(books: Path) -> Path:
+    for number in range(100, 160):
         (books / "train" / f"{number}.txt").write_text(f"{number} " * (number % 7 * 50 + 1))
+    return books
+
+
+def test_number_of_cores_does_not_matter(many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
     found = []
     for cores in (1, 5):
         monkeypatch.setattr("landmark.data.preparation.cores", lambda cores=cores: cores)
-        found.append(prepare("pg19", byte_tokenizer, tmp_path / str(cores), path=books, progress=False))
+        found.append(prepare("pg19", byte_tokenizer, tmp_path / str(cores), path=many_books, progress=False))
     assert contents(found[0].folder) == contents(found[1].folder)
 
 
@@ -144,9 +144,7 @@ def test_whole_files_are_hashed_once(corpus: Corpus, tmp_path: Path, monkeypatch
     assert len(hashed) == len(SPLITS)
 
 
-def test_manifest_cut_short_is_noticed_and_without_one_only_streams_are_written_anew(
-    corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path
-):
+def test_manifest_cut_short_is_noticed_and_only_streams_are_written_anew(corpus, books, byte_tokenizer, tmp_path):
     def again() -> Corpus:
         return prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
 
@@ -168,13 +166,6 @@ def test_failure_leaves_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path
             prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
         assert find("pg19", byte_tokenizer, tmp_path / "cache", path=books) is None
         assert not list(tmp_path.rglob("*.bin"))
-
-
-@pytest.fixture
-def many_books(books: Path) -> Path:
-    for number in range(100, 160):
-        (books / "train" / f"{number}.txt").write_text(f"{number} " * 20)
-    return books
 
 
 def test_of_callers_at_once_one_works(many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, caplog, monkeypatch):
@@ -226,7 +217,6 @@ def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp
 
 
 def test_a_prepared_folder_can_be_the_path(corpus: Corpus, byte_tokenizer: Tokenizer, tmp_path: Path):
-    """Where it was moved to; nothing is made beside it."""
     moved = corpus.folder.rename(tmp_path / "carried")
     for opened in (find, prepare):
         found = opened("pg19", byte_tokenizer, tmp_path / "none", path=moved)

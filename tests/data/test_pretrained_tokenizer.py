@@ -39,12 +39,8 @@ def test_text_comes_back_whole_and_special_tokens_in_it_are_text(make):
     assert not {tokenizer.eot, tokenizer.landmark} & set(ids.tolist())
     assert tokenizer.decode(np.array([tokenizer.landmark, *ids[:2], tokenizer.eot])) == TEXT[:2]
     assert ids.dtype == tokenizer.dtype
-
-
-def test_merged_pieces_are_bytes_too():
-    tokenizer = PretrainedTokenizer(of_pieces())
-    ids = tokenizer.encode("ab a")
-    assert [tokenizer.decode_bytes([id]) for id in ids] == [b"ab", b" a"]
+    if make is of_pieces:  # merged ones are bytes too
+        assert [tokenizer.decode_bytes([id]) for id in tokenizer.encode("ab a")] == [b"ab", b" a"]
 
 
 def test_evidence_is_found_where_the_tokenizer_changes_the_text():

@@ -31,10 +31,6 @@ def corpus(task, generated=40, tokenizer=CODE, essays=ESSAYS):
     return SyntheticCorpus(Ruler(task, generated, essays), tokenizer)
 
 
-def test_all_tasks_have_a_published_number_of_tokens():
-    assert list(TASKS) == list(RULER_TASKS)
-
-
 @pytest.mark.parametrize("length", [2048, 9000])
 @pytest.mark.parametrize("task", TASKS)
 def test_prompts_state_their_answers_and_leave_room_for_them(task, length):
@@ -116,16 +112,14 @@ def test_training_windows_answer_for_each_key_once_with_its_values_in_the_order_
     assert len(keys) > 100
 
 
-def test_texts_and_windows_that_are_too_short_are_refused():
+def test_every_task_has_a_published_number_of_tokens_and_one_kind_of_training_text():
+    assert list(TASKS) == list(RULER_TASKS)
+    assert sorted(name for kind in _KINDS for name in kind) == sorted(TASKS)
+    assert sum(_KINDS.values()) == pytest.approx(1)
     with pytest.raises(UserError, match=r"eval\.length=100: a niah_multiquery prompt needs at least \d+ tokens"):
         corpus("niah_multiquery").prompts("test", 100, 1)
     with pytest.raises(UserError, match=r"data\.tasks: no task fits into a window of 50 tokens: raise train\.length"):
         RulerSamples(ESSAYS).window(np.random.default_rng(0), 50, CODE)
-
-
-def test_every_task_is_of_one_kind_of_training_text():
-    assert sorted(name for kind in _KINDS for name in kind) == sorted(TASKS)
-    assert sum(_KINDS.values()) == pytest.approx(1)
 
 
 def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were():

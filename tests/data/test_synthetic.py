@@ -21,19 +21,15 @@ from tests.training.training_case import make_config, make_corpus
 TOKENIZER = load_tokenizer("bytes")
 
 
-def test_a_length_that_is_too_short_is_refused():
+def test_the_first_integer_is_the_answer_and_a_length_that_is_too_short_is_refused():
+    texts = {" 417.": True, " is 417 or 5": True, " 4171": False, " 41 417": False, "": False, "0417": False}
+    assert {text: Passkey().score(text, "417") for text in texts} == texts
     with pytest.raises(UserError, match=r"eval\.length=100: a passkey prompt needs at least 2\d\d tokens"):
         SyntheticCorpus(Passkey(), TOKENIZER).prompts("test", 100, 1)
 
 
-def test_the_first_integer_is_the_answer():
-    texts = {" 417.": True, " is 417 or 5": True, " 4171": False, " 41 417": False, "": False, "0417": False}
-    assert {text: Passkey().score(text, "417") for text in texts} == texts
-
-
 @pytest.mark.parametrize(("data", "tokenizer"), [(Passkey(), TOKENIZER), (RulerSamples(ESSAYS), CODE)])
 def test_windows_of_any_data(data, tokenizer):
-    """They depend on split, seed, step and index, and are the same text with landmarks and without."""
 
     def made(split="train", seed=0, step=7, indices=None, length=320, block_size=15):
         settings = {"length": length, "batch_size": 6, "seed": seed, "block_size": block_size}
@@ -133,7 +129,7 @@ def test_prompts_are_the_papers_and_as_long_as_asked(length):
         assert max(places) > 0.7
 
 
-def test_several_needles_have_labels_and_one_is_asked_for():
+def test_several_needles_have_labels_one_is_asked_for_and_the_identity_follows_what_decides_prompts():
     for prompt in SyntheticCorpus(Passkey(needles=4), TOKENIZER).prompts("validation", 900, 5):
         text = TOKENIZER.decode(prompt.tokens)
         stated = dict(re.findall(r"The pass key ([A-Z]) is (\d+)\. Remember", text))
@@ -142,8 +138,6 @@ def test_several_needles_have_labels_and_one_is_asked_for():
         assert asked is not None
         assert stated[asked.group(1)] == prompt.answer
 
-
-def test_identity_follows_what_decides_samples_and_prompts():
     def hashes(**settings):
         corpus = SyntheticCorpus(Passkey(**settings), TOKENIZER)
         return corpus.split("train").sha256, corpus.split("test").sha256

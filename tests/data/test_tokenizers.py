@@ -91,12 +91,22 @@ def test_gpt2_with_fewer_merges(tokenizer, gpt2, shared):
     assert all(tokenizer.decode_bytes([token]) == gpt2.decode_bytes([token]) for token in range(tokenizer.eot))
 
 
-def test_python_source_takes_lines_with_their_indentation_and_more_than_2_4_bytes_a_token():
+def test_python_source_takes_lines_with_their_indentation_and_more_than_2_4_bytes_a_token(monkeypatch):
+    """Its ranks come with the program: no connection is opened, and changed ones are refused."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a connection is opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     code = load_tokenizer("code")
     tokens = [code.decode([token]) for token in code.encode("return self\n        return")]
     assert tokens == ["return", " self", "\n        ", "return"]
     text = "".join(document.text for document in StandardLibrary().documents("test"))
     assert len(text.encode()) / len(code.encode(text)) > 2.4
+    monkeypatch.setattr(tokenizers, "CODE_RANKS_SHA256", "0" * 64)
+    with pytest.raises(UserError, match=r"code\.tiktoken is damaged, its SHA-256 differs .*: install landmark again"):
+        load_tokenizer("code")
 
 
 @pytest.mark.parametrize("run", [" ", "\n", "\t\n", "_", " _", "\v", " \t", "a", "."])
@@ -123,21 +133,6 @@ def test_long_runs_are_encoded(run: str):
 def test_unknown_tokenizers_impossible_vocabularies_and_wrong_files_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         load_tokenizer(*settings)
-
-
-def test_changed_ranks_are_refused(monkeypatch):
-    monkeypatch.setattr(tokenizers, "CODE_RANKS_SHA256", "0" * 64)
-    with pytest.raises(UserError, match=r"code\.tiktoken is damaged, its SHA-256 differs .*: install landmark again"):
-        load_tokenizer("code")
-
-
-def test_code_opens_no_connection(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a connection is opened")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert load_tokenizer("code").encode("self").size == 1
 
 
 def test_no_file_and_no_network_says_what_to_set(monkeypatch):

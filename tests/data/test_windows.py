@@ -73,15 +73,12 @@ def test_ids_that_begin_a_text_take_the_places_of_the_first_tokens():
     assert split.targets.tolist() == [[NO_LOSS, NO_LOSS, e, f, g], [NO_LOSS, NO_LOSS, f, g, NO_LOSS]]
 
 
-def test_starts_cover_the_view_uniformly():
+def test_starts_cover_the_view_uniformly_and_those_outside_are_refused():
     windows = make(np.arange(40, dtype=np.uint16), None, length=8, batch_size=31_000)
     counts = torch.bincount(windows.batch(3).tokens[:, 0], minlength=31)
     assert len(counts) == windows.num_starts == 31
     assert counts.min() > 850
     assert counts.max() < 1150
-
-
-def test_stream_too_short_and_starts_outside_are_refused():
     make(np.zeros(7, dtype=np.uint16), None)
     with pytest.raises(UserError, match=r"train\.length=5 is too long for a split of 6 tokens"):
         make(np.zeros(6, dtype=np.uint16), None)
@@ -124,11 +121,6 @@ def test_what_is_drawn_depends_on_seed_step_and_index_only(drawn):
     assert torch.equal(more, make(RAW, 7, length=30, batch_size=8).batch(3).tokens)
 
 
-def test_streams_of_random_numbers_differ():
-    streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS, REPEATS)]
-    assert len({number for stream in streams for number in stream}) == 200
-
-
 @pytest.mark.parametrize("phase", [0, 3, 7])
 def test_positions_jump_uniformly_after_landmarks_only(phase):
     found = jumps_of(0, 0, range(2000), PositionalJumps(40, 7, p_jump=9), phase)
@@ -142,19 +134,18 @@ def test_positions_jump_uniformly_after_landmarks_only(phase):
     assert (counts[1:] / counts.sum() - 1 / 9).abs().max() < 0.02
 
 
-def test_half_of_the_landmarks_are_controlled_differently_in_each_layer():
+def test_random_numbers_differ_by_purpose_layer_and_window_and_are_the_same_for_each_share():
     controlled = ControlledLandmarks(layers=3, blocks=6).of_step(0, 0, range(2000))
     assert controlled.shape == (2000, 3, 6)
     assert (controlled.double().mean((0,)) - 0.5).abs().max() < 0.05
     agree = (controlled[:, 0] == controlled[:, 1]).double().mean()
     assert abs(agree - 0.5) < 0.05
-
-
-def test_controlled_landmarks_of_validation_are_the_same_each_time_and_for_each_share():
     controlled, numbers = ControlledLandmarks(2, 6), np.array([5, 900, 17])
     whole = controlled.of_validation(numbers)
     assert torch.equal(torch.cat([controlled.of_validation(numbers[i : i + 1]) for i in range(3)]), whole)
     assert not torch.equal(whole[0], whole[1])
+    streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS, REPEATS)]
+    assert len({number for stream in streams for number in stream}) == 200
 
 
 def datamodule(kind="landmark", rank=0, devices=1, cmt=True, p_jump=5, k=None, repeats=None) -> WindowDataModule:
@@ -224,6 +215,8 @@ def test_a_batch_has_what_its_model_needs_and_so_has_a_part_of_it():
     for name in ("tokens", "controlled", "positions"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[1:3])
     assert part.weights.shape == (2, 30)
+    found = [batch.top_k for batch in batches(datamodule(k=[1, 2, 4]), 60)]
+    assert all(10 < found.count(k) < 30 for k in (1, 2, 4))
 
 
 @kinds
@@ -235,11 +228,6 @@ def test_a_training_has_repeats_as_its_settings_say(kind):
     assert changed[0] == 1
     assert changed[-1] == 0
     assert changed[:13].mean() > changed[13:26].mean() > changed[26:].mean()
-
-
-def test_each_step_draws_one_of_the_numbers_of_blocks():
-    found = [batch.top_k for batch in batches(datamodule(k=[1, 2, 4]), 60)]
-    assert all(10 < found.count(k) < 30 for k in (1, 2, 4))
 
 
 @pytest.mark.parametrize("k", [1, 100])

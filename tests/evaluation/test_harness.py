@@ -48,7 +48,6 @@ def requests(kind, *arguments):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A tiny Llama with a tokenizer of bytes."""
     return save_model(tmp_path_factory.mktemp("plain"))
 
 
@@ -69,7 +68,6 @@ def wrapped(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
-    """The same model, reading without landmarks."""
     memory = {"k": 3, "window": 7, "rerank": 5}
     return save_model(
         tmp_path_factory.mktemp("without"), wrapped_model("llama", landmarks="none", memory=memory, local=40)
@@ -78,7 +76,6 @@ def without(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A run of ours, of bytes."""
     folder = tmp_path_factory.mktemp("own")
     saved_run(folder, config=to_config(compose_conf(["tokenizer=bytes"])))
     return folder
@@ -105,14 +102,6 @@ def test_loglikelihoods_are_those_of_hf_to_the_last_bit(plain, length):
     assert ours.loglikelihood(asked) == theirs.loglikelihood(asked, disable_tqdm=True)
     asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
     assert ours.loglikelihood_rolling(asked) == theirs.loglikelihood_rolling(asked, disable_tqdm=True)
-
-
-def test_all_blocks_retrieved_are_the_whole_text_read_at_once(own):
-    short, whole = (LandmarkLM(str(own), device="cpu", local=size, k=100, mapping="true") for size in (20, 1000))
-    found, expected = (
-        each.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for each in (short, whole)
-    )
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-4)
 
 
 def test_generated_texts_are_those_of_hf(both):
@@ -236,16 +225,13 @@ def test_what_makes_no_sense_or_cannot_be_followed_is_refused(model, setting, op
         generate()
 
 
-def test_options_that_change_nothing_are_accepted(plain):
+def test_options_that_change_nothing_are_accepted_and_a_continuation_that_does_not_fit_refused(plain):
     model = LandmarkLM(str(plain), device="cpu")
     options = {"until": [], "max_gen_toks": 5, "do_sample": False}
     more = {"num_beams": 1, "repetition_penalty": 1.0, "top_k": 0, "temperature": 0.0, "min_p": None}
     asked = [requests("generate_until", (LINE, given)) for given in (options, options | more)]
     first, second = (model.generate_until(each) for each in asked)
     assert first == second
-
-
-def test_a_continuation_that_does_not_fit_is_refused(plain):
     model = LandmarkLM(str(plain), device="cpu", max_length=10)
     with pytest.raises(UserError, match="max_length=10: a continuation has 14 tokens"):
         model.loglikelihood(requests("loglikelihood", ("the boat", " sees the crow")))
@@ -254,7 +240,7 @@ def test_a_continuation_that_does_not_fit_is_refused(plain):
     assert len(model.loglikelihood(requests("loglikelihood", ("the boat", " sees the")))) == 1
 
 
-def test_chats_are_those_of_hf(chatting):
+def test_chats_are_those_of_hf_and_without_a_template_there_are_none(chatting, plain, own):
     """Their texts, their ids with one beginning of text, and a task's results."""
     ours, theirs = (
         LandmarkLM(str(chatting), device="cpu"),
@@ -273,9 +259,6 @@ def test_chats_are_those_of_hf(chatting):
     )
     assert [each["arguments"] for each in found] == [each["arguments"] for each in expected]
     assert [each["filtered_resps"] for each in found] == [each["filtered_resps"] for each in expected]
-
-
-def test_a_tokenizer_without_a_template_writes_no_chats(plain, own):
     for model in (LandmarkLM(str(plain), device="cpu"), LandmarkLM(str(own), device="cpu")):
         with pytest.raises(UserError, match="has no template for chats"):
             model.apply_chat_template([{"role": "user", "content": "Who?"}])

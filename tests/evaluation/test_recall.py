@@ -32,7 +32,7 @@ def settings(scorer="landmark", k=2, **changes) -> Config:
     return Config(model=ModelConfig(kind="landmark"), eval=EvalConfig(**evaluation | changes), retrieval=retrieval)
 
 
-def test_counts_the_prompts_that_are_answered(monkeypatch):
+def test_counts_the_prompts_that_are_answered_and_parts_of_an_answer(monkeypatch):
     corpus = SyntheticCorpus(Passkey(), BYTES)
     prompts = {tuple(p.tokens.tolist()): p.answer for p in corpus.prompts("test", 310, 9)}
     wrong = list(prompts)[3]
@@ -51,6 +51,17 @@ def test_counts_the_prompts_that_are_answered(monkeypatch):
     assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(8, 9)
     assert [expected for expected, _ in results["answers"]] == list(prompts.values())
     assert results["tokens"] == 9 * 310
+    corpus = SyntheticCorpus(Ruler("niah_multivalue", 6, ESSAYS), CODE)
+    answers = {tuple(prompt.tokens.tolist()): prompt.answer for prompt in corpus.prompts("test", 1200, 4)}
+
+    def answer(model, prompts, count, **_):
+        return [CODE.encode(" ".join(answers[tuple(prompt.tolist())].split()[:3])).tolist() for prompt in prompts]
+
+    monkeypatch.setattr(Decoder, "generate", answer)
+    results = evaluate_recall(decoder(), corpus, CODE, of_ruler())
+    assert results["correct"] == [0.75] * 4
+    assert results["accuracy"] == 0.75
+    assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(3, 4)
 
 
 @pytest.mark.parametrize(
@@ -93,37 +104,14 @@ def test_the_blocks_with_the_answer_are_given(task, needed, monkeypatch):
     assert min(asked) >= needed
 
 
-def test_parts_of_an_answer_count(monkeypatch):
-    corpus = SyntheticCorpus(Ruler("niah_multivalue", 6, ESSAYS), CODE)
-    answers = {tuple(prompt.tokens.tolist()): prompt.answer for prompt in corpus.prompts("test", 1200, 4)}
-
-    def answer(model, prompts, count, **_):
-        return [CODE.encode(" ".join(answers[tuple(prompt.tolist())].split()[:3])).tolist() for prompt in prompts]
-
-    monkeypatch.setattr(Decoder, "generate", answer)
-    results = evaluate_recall(decoder(), corpus, CODE, of_ruler())
-    assert results["correct"] == [0.75] * 4
-    assert results["accuracy"] == 0.75
-    assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(3, 4)
-
-
-def test_the_interval_of_parts_holds_that_of_whole_answers():
+def test_exact_intervals_hold_those_of_whole_answers_and_blocks_are_those_of_evidence():
+    """Values from published tables of the binomial interval. A prompt without evidence stands beside others."""
+    for successes, trials, low, high in ((0, 10, 0, 0.3085), (5, 10, 0.1871, 0.8129), (49, 50, 0.8935, 0.9995)):
+        assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
+    assert clopper_pearson(10, 10) == pytest.approx((0.6915, 1.0), abs=1e-4)
     assert score_interval([1, 1, 0, 1]) == clopper_pearson(3, 4)
     low, high = score_interval([0.5, 0.25, 1, 0])
     assert low == clopper_pearson(1, 4)[0]
     assert high == clopper_pearson(math.ceil(1.75), 4)[1]
     assert score_interval([0.2] * 5) == clopper_pearson(1, 5)
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "low", "high"),
-    [(0, 10, 0.0, 0.3085), (10, 10, 0.6915, 1.0), (5, 10, 0.1871, 0.8129), (49, 50, 0.8935, 0.9995)],
-)
-def test_clopper_pearson(successes, trials, low, high):
-    """Values from published tables of the exact binomial interval."""
-    assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
-
-
-def test_blocks_of_evidence():
-    """A prompt without any stands beside others."""
     assert evidence_blocks([[(0, 3), (49, 51)], [], [(100, 150)]], 50).tolist() == [[0, 1], [-1, -1], [2, -1]]

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.evaluation.chunks import penultimate_chunk_start
 from landmark.evaluation.retrieval import distinct
 from landmark.evaluation.rows import evaluate
 from landmark.memory.settings import GRANULARITIES
 from landmark.models import Decoder
-from landmark.utils.errors import UserError
 from tests.evaluation import test_perplexity
-from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of
+from tests.evaluation.test_perplexity import LANDMARK, TOKENIZER, model_of
 from tests.evaluation.test_probes import stream
 
 __all__ = ["stream"]  # a fixture
@@ -74,12 +72,3 @@ def test_shared_keys_are_moved_once():
     blocks, pairs = distinct(ages, kept=5, kv_heads=2)
     assert (blocks.tolist(), pairs.tolist()) == ([3], [3 + 2])
     assert distinct(ages, kept=5, kv_heads=4)[1].tolist() == [8]
-
-
-@pytest.mark.parametrize(
-    ("config", "length", "local", "k"),
-    [(LANDMARK, 64, 64, 2), (LANDMARK, 64, 32, 2), (PLAIN, 64, 20, 2), (LANDMARK, 64, 20, 0)],
-)
-def test_chunk_without_blocks_is_refused(config, length, local, k):
-    with pytest.raises(UserError, match="has no blocks to retrieve"):
-        penultimate_chunk_start(config, length, local, k)

@@ -62,6 +62,10 @@ def test_sentences_stand_once_in_their_text_and_are_drawn_by_the_seed():
     assert sentences.sentences(texts, QUERIES, seed=1) != asked
     with pytest.raises(UserError, match="has only"):
         sentences.sentences(texts, 1000, seed=0)
+    scores = torch.tensor([0.5, 3.0, 1.0, 2.0, 1.0])
+    assert _rank(scores, [1]) == 1
+    assert _rank(scores, [0, 3]) == 2
+    assert _rank(scores, [2]) == 4  # an equal one stands before it
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 50])
@@ -85,13 +89,6 @@ def test_blocks_cut_no_character_and_those_wanted_hold_the_place(block_size):
         assert all(asked.texts[number] for number in (wanted[0], wanted[-1]))
         assert query not in found.removeprefix(asked.texts[wanted[0]])
         assert query not in found.removesuffix(asked.texts[wanted[-1]])
-
-
-def test_rank_counts_the_blocks_before_the_best_wanted_one():
-    scores = torch.tensor([0.5, 3.0, 1.0, 2.0, 1.0])
-    assert _rank(scores, [1]) == 1
-    assert _rank(scores, [0, 3]) == 2
-    assert _rank(scores, [2]) == 4  # an equal one stands before it
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,6 @@ def part(folder: Path, case: str) -> None:
 
 
 def lead(case: str) -> None:
-    """The part of the first process."""
     if case == "0 refuses":
         raise UserError("train.steps=-1: must be at least 1")
     if case == "0 evaluates":
@@ -70,7 +69,6 @@ def lead(case: str) -> None:
 
 
 def add(case: str) -> None:
-    """A step: a sum over all processes."""
     if case == f"{dist.get_rank()} stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if case == f"{dist.get_rank()} is killed":

@@ -58,12 +58,9 @@ def test_identities_are_those_of_earlier_records(configure, composer, experiment
     assert (run, digest(row_settings(config, run, TEXT))) == found
 
 
-def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):
+def test_a_seed_a_start_and_ids_that_begin_a_text_are_part_of_an_identity(configure):
     config = configure("size=nano", *SIZES["nano"], "seed=3", "model=pretrained_landmark", "model.name=some-folder")
     assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "36c37d8c93"
-
-
-def test_ids_that_begin_a_text_are_part_of_a_run_whose_windows_have_them(configure):
     config = configure("size=nano", "model=pretrained_landmark", "model.name=some-folder")
     alone, begun, others = (run_settings(config, TOKENIZER, TEXT, "2" * 10, ids) for ids in ([], [2], [2, 3]))
     assert "beginning" not in alone

@@ -45,6 +45,7 @@ SAME_RUN = {
     "": """
         train.micro_batch=2 train.checkpoint_every=9 train.validate_every=9 train.log_every=9 trainer=cpu logger=csv
         data.path=/elsewhere output=elsewhere model.backend=reference eval.length=300 retrieval.k=1 memory.blocks=9
+        trainer.devices=2
         cmt.cutoff=0.5 positions.mapping=true model.alpha=0 tokenizer.file=x name=y train.validate_batches=3""",
     "data.passkeys=0.5": "data.needles=4",
     NAMED: "model.num_layers=3 model.name=elsewhere",  # its shape and its place
@@ -88,28 +89,19 @@ def test_what_decides_nothing_does_not(configure, identity, given, changes):
     assert {change for change, each in found.items() if each != found[""]} == set()
 
 
-def test_tokenizer_text_and_weights_to_start_from_make_another_run(configure):
+def test_tokenizer_text_and_start_make_another_run_and_settings_that_are_not_used_leave_no_key(configure):
     config = configure(*NAMED.split())
     others = run_id(config, "u"), run_id(config, "t", "u"), *(run_id(config, start=start) for start in ("w", "x"))
     assert len({run_id(config), *others}) == 5
-
-
-def test_settings_that_are_not_used_leave_no_key(configure):
-    """So that one that comes changes no earlier identity."""
+    # So that one that comes changes no earlier identity.
     assert "repeats" not in run_settings(configure(), "t", "s")
     row = row_settings(configure("eval.length=2048"), "r", "s")
     assert row.keys().isdisjoint({"probe", "window", "retrieval_statistics"})
 
 
-def test_identity_does_not_depend_on_order():
+def test_identities_have_no_order_a_difference_names_both_values_and_a_folder_what_it_holds(configure):
     assert digest({"a": 1, "b": {"c": 2, "d": 3}}) == digest({"b": {"d": 3, "c": 2}, "a": 1})
-
-
-def test_folder_says_what_it_holds(configure):
-    assert run_name(configure("size=nano"), "0123456789") == "landmark-pg19-nano-0123456789"
-
-
-def test_difference_names_both_values(configure):
     here, there = (run_settings(configure(f"model.block_size={size}"), "t", "s") for size in (50, 64))
     assert difference(here, there) == "model.block_size: 50 here, 64 there"
     assert difference(here, here) == ""
+    assert run_name(configure("size=nano"), "0123456789") == "landmark-pg19-nano-0123456789"

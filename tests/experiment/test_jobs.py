@@ -1,39 +1,10 @@
-"""A row's identity is computed once on its way from the command to its record."""
+"""Rows and runs that another process makes."""
 
 import json
-from collections import Counter
 
 import pytest
 
-from landmark.experiment import identity
-from tests.experiment.holding import hold
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """How often each identity was computed."""
-    calls = Counter()
-
-    def counting(compute):
-        def count(*arguments):
-            calls[compute.__name__] += 1
-            return compute(*arguments)
-
-        return count
-
-    for compute in (identity.run_settings, identity.row_settings):
-        monkeypatch.setattr(identity, compute.__name__, counting(compute))
-    return calls
-
-
-@pytest.mark.parametrize(
-    ("words", "count"), [("task=auto", 6), ("task=evaluate", 6), ("row=landmark_2048 seeds=[0,1,2]", 3)]
-)
-def test_identities_are_computed_once_a_row_and_seed(work, counted, words, count):
-    """Also where the table is shown in the end."""
-    work("+experiment=quickstart", "data=pg19", *words.split())
-    assert len(work.evaluated) == count
-    assert counted == {"run_settings": count, "row_settings": count}
+from tests.forked import hold
 
 
 @pytest.mark.parametrize("kind", ["rows", "runs"])

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from landmark.experiment.launches import rows_without_launch
-from tests.experiment.holding import hold
+from tests.forked import hold
 
 QUICK = ("+experiment=quickstart", "data=pg19")
 FIRST = "quickstart (nano, pg19, bytes, eval.tokens=8192): "
@@ -120,7 +120,6 @@ def test_of_all_launches_the_command_does_the_rest(work, capsys):
 
 @pytest.mark.parametrize("words", [QUICK, ()])
 def test_a_run_at_work_is_running_and_a_killed_one_has_stopped(work, capsys, words):
-    """Of an experiment, and where no row says which one."""
     work(*QUICK, "row=plain_512", "train.steps=3000")
     (run,), (row,) = ([*(work.output / "records" / kind).iterdir()] for kind in ("runs", "rows"))
     run.unlink()

@@ -29,19 +29,15 @@ def output(tmp_path):
     return tmp_path
 
 
-def test_a_run_is_named(output, monkeypatch):
+def test_a_run_is_named_or_those_that_are_there(output, monkeypatch, tmp_path_factory):
     runs = output / "runs"
     assert find_run("latest", output) == runs / "landmark-stdlib-nano-bbb"
     assert find_run("latest", output, kind="transformer") == runs / "transformer-pg19-nano-ccc"
-    assert (
-        find_run("transformer-pg19-nano-ccc", output) == find_run("ccc", output) == runs / "transformer-pg19-nano-ccc"
-    )
+    for name in ("transformer-pg19-nano-ccc", "ccc"):
+        assert find_run(name, output) == runs / "transformer-pg19-nano-ccc"
     assert find_run(str(runs / "landmark-stdlib-nano-aaa"), "elsewhere") == runs / "landmark-stdlib-nano-aaa"
     monkeypatch.chdir(runs)
     assert find_run("landmark-stdlib-nano-aaa", "elsewhere").resolve() == runs / "landmark-stdlib-nano-aaa"
-
-
-def test_a_run_that_is_not_there_is_named_with_those_that_are(output, tmp_path_factory):
     with pytest.raises(UserError, match="run=latest: .*runs has no trained run"):
         find_run("latest", tmp_path_factory.mktemp("none"))
     with pytest.raises(UserError, match="run=zzz: no such run, .*runs has landmark-stdlib-nano-aaa, "):
@@ -52,9 +48,8 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(output, tmp_path_f
 
 
 def test_the_settings_of_a_run_need_not_be_typed(output):
-    trained = to_config(
-        compose_conf(["size=nano", "tokenizer=bytes", "data=stdlib", "model=landmark", "train.steps=7"])
-    )
+    words = ["size=nano", "tokenizer=bytes", "data=stdlib", "model=landmark", "train.steps=7"]
+    trained = to_config(compose_conf(words))
     write_launch(output / "runs" / "landmark-stdlib-nano-bbb", trained)
 
     def asked(*words):
@@ -62,12 +57,8 @@ def test_the_settings_of_a_run_need_not_be_typed(output):
         return with_settings_of_run(to_config(compose_conf(words)), words)
 
     read = asked("task=generate", "prompt=a", "run=latest")
-    assert (read.size, read.tokenizer, read.model, read.train) == (
-        trained.size,
-        trained.tokenizer,
-        trained.model,
-        trained.train,
-    )
+    for each in ("size", "tokenizer", "model", "train"):
+        assert getattr(read, each) == getattr(trained, each)
     assert read.data.name == "stdlib"
     assert read.eval.tokens == trained.eval.tokens
     own = asked("task=generate", "prompt=a", "run=latest", "tokenizer=gpt2", "model.backend=reference", "eval.tokens=5")

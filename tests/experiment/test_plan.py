@@ -14,15 +14,12 @@ def test_parameters_are_the_papers(configure):
     assert run_cost("a", configure("model.num_kv_heads=2"), VOCABULARY, False).parameters[1] == 151_020_544 - shared
 
 
-def test_training_costs_six_flops_a_parameter_and_attention(configure):
+def test_training_costs_six_flops_a_parameter_and_attention_that_sees_a_cache(configure):
     config = configure("model=transformer")
     job = run_cost("a", config, VOCABULARY, False)
     assert job.tokens == 240_000 * 128 * 512
     assert job.flops / job.tokens == pytest.approx(6 * 202_531_840 + 12 * 12 * 1024 * 256.5)
-
-
-def test_transformer_xl_sees_its_cache(configure):
-    """Segments of 2048 in windows of 256: only the first window has no cache."""
+    # Segments of 2048 in windows of 256: only the first window has no cache.
     costs = [run_cost("a", configure(f"model={m}"), VOCABULARY, False) for m in ("transformer", "transformer_xl")]
     plain, xl = (cost.flops / cost.tokens for cost in costs)
     assert xl - plain == pytest.approx(12 * 12 * 1024 * (128.5 + 256 * 7 / 8 - 256.5))
@@ -97,7 +94,7 @@ def test_speed_is_that_of_earlier_runs_on_like_hardware(configure):
     assert "assumed" in Machine(3, 0, runs).speed(job)[1]
 
 
-def test_report_counts_what_is_missing(configure):
+def test_report_counts_what_is_missing_and_disk_is_weights_and_the_checkpoints_of_one(configure):
     config = configure("size=nano")
     jobs = [run_cost("run-a", config, 320, True), run_cost("run-b", config, 320, False)]
     jobs += [row_cost("row-a", config, 320, True, None), row_cost("row-b", config, 320, False, None)]
@@ -110,9 +107,6 @@ def test_report_counts_what_is_missing(configure):
         ["row-b", "missing"],
     ]
     assert "829 K, 788 K without embeddings" in text
-
-
-def test_disk_is_weights_and_the_checkpoints_of_one(configure):
     job = run_cost("a", configure("size=nano"), 320, False)
     weights = 4 * job.parameters[0]
     assert disk([job, job]) == 2 * weights + 9 * weights

@@ -14,9 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from landmark.experiment import runner
 from landmark.experiment.processes import for_team, train_together
+from landmark.experiment.runner import set_up_processor
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import read_json
+from landmark.utils.hardware import hardware
 from landmark.utils.team import Team, started_together
 from tests.experiment.processes_case import part, train
 from tests.forked import TORCHRUN, Started, free_port, wait_for
@@ -105,13 +108,8 @@ def trained(output: Path):
 def machines(tmp_path_factory):
     """What two machines made, each below a folder of its own, and printed: two agents of torchrun on one port."""
     folder = tmp_path_factory.mktemp("torchrun")
-    torchrun = [
-        *TORCHRUN,
-        "--nnodes=2",
-        "--nproc-per-node=1",
-        "--master-addr=127.0.0.1",
-        f"--master-port={free_port()}",
-    ]
+    torchrun = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     started = [start(*torchrun, f"--node-rank={n}", "run.py", *TINY, f"output={folder / str(n)}") for n in range(2)]
     printed = []
     for process in started:
@@ -178,8 +176,35 @@ def test_who_was_started_together(monkeypatch, variables, team):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert started_together() == team
-
-
-def test_the_machines_of_a_team():
     assert for_team(make_config("transformer"), Team(5, 8, 4)).trainer.devices == 4
     assert Team(5, 8, 4).machines == 2
+
+
+def test_products_are_as_exact_as_float32_and_weights_the_same(configure):
+    state = torch.get_rng_state()
+    set_up_processor(configure("trainer=cpu"))
+    assert torch.equal(torch.get_rng_state(), state)
+    a, b = torch.randn(16, 102, 128), torch.randn(16, 128, 510)
+    exact = a.double() @ b.double()
+    assert ((a @ b).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize(("is_exact", "chosen"), [(True, "medium"), (False, "highest")])
+def test_a_record_says_how_products_are_computed(configure, monkeypatch, is_exact, chosen):
+    monkeypatch.setattr(runner, "_is_onednn_exact", lambda: is_exact)
+    set_up_processor(configure("trainer=cpu"))
+    assert hardware()["matmul"] == chosen
+
+
+def test_threads_are_torchs_own_or_those_asked_for_and_processes_share_the_cores(configure, monkeypatch):
+    torch.set_num_threads(3)
+    set_up_processor(configure("trainer=cpu"))
+    assert hardware()["threads"] == 3
+    set_up_processor(configure("trainer=cpu", "trainer.threads=2"))
+    assert hardware()["threads"] == 2
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(runner, "cores", lambda: 8)
+    for name, value in zip(("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK"), "2221", strict=True):
+        monkeypatch.setenv(name, value)
+    set_up_processor(configure("trainer=cpu"))
+    assert torch.get_num_threads() == 4

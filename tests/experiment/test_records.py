@@ -29,7 +29,7 @@ from landmark.utils import source_tree
 from landmark.utils.errors import UserError
 from landmark.utils.files import delete_leftovers, locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
-from tests.experiment.holding import hold
+from tests.forked import hold
 from tests.test_kills import save_memory
 
 LAUNCH = (trained_with, "launch.json", r".*: delete it, training the run writes it anew")
@@ -68,7 +68,6 @@ DAMAGED = [  # what reads which file, its content, what is said
 
 @pytest.mark.parametrize(("read", "name", "content", "message"), DAMAGED)
 def test_a_damaged_file_is_one_line(tmp_path, read, name, content, message):
-    """It names the file, the key and the remedy."""
     path = tmp_path / name
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=message if "folder" in message else f"{re.escape(name)}{message}"):
@@ -100,7 +99,7 @@ def test_damaged_records_are_named_and_the_others_are_shown(work, capsys):
         work(*quickstart, f"row={json.loads(text)['labels']['row']}")
 
 
-def test_a_record_says_where_it_was_made_and_one_that_is_no_number_is_not_written(tmp_path):
+def test_a_record_says_where_it_was_made_and_one_that_is_no_number_is_not_written(tmp_path, monkeypatch):
     records, identity = Records(tmp_path), digest({})
     with pytest.raises(UserError, match="not a finite number"):
         records.write("rows", identity, {}, {}, {"perplexity": float("nan")})
@@ -108,9 +107,6 @@ def test_a_record_says_where_it_was_made_and_one_that_is_no_number_is_not_writte
     written = records.write("rows", identity, {}, {"size": "nano"}, {"perplexity": 3.25})
     assert records.find("rows", identity) == written
     assert written["provenance"]["versions"]["python"]
-
-
-def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch):
     monkeypatch.setattr(source_tree, "_git", lambda *_: None)
     monkeypatch.delenv("LANDMARK_COMMIT", raising=False)
     assert source_tree.commit.__wrapped__() is None
@@ -130,11 +126,6 @@ def test_a_lock_waits_for_the_process_that_holds_it_and_ends_with_it(tmp_path):
     process.kill()
     process.join()
     assert taken.wait(60)
-
-
-NAMES = st.sampled_from("ab")
-STEPS = st.integers(1, 4)
-NUMBERS = st.floats(0, 9)
 
 
 EDITS = {  # of a record that stays JSON
@@ -208,19 +199,19 @@ class Files(RuleBasedStateMachine):
             save()
         return renamed != stopped_at
 
-    @rule(name=NAMES, number=NUMBERS, stopped_at=st.sampled_from([None, None, 1]))
+    @rule(name=st.sampled_from("ab"), number=st.floats(0, 9), stopped_at=st.sampled_from([None, None, 1]))
     def save_record(self, name: str, number: float, stopped_at: int | None) -> None:
         kept = {"settings": {"name": name}, "labels": {"size": "nano"}, "results": {"loss": number}}
         if self.write(lambda: self.records.write("rows", digest({"name": name}), **kept), stopped_at):
             self.expected_records[name] = number
 
-    @rule(name=NAMES, how=st.sampled_from(["cut", "flipped", "empty", *EDITS]))
+    @rule(name=st.sampled_from("ab"), how=st.sampled_from(["cut", "flipped", "empty", *EDITS]))
     def damage_record(self, name: str, how: str) -> None:
         if self.expected_records.get(name) is not None:
             damage(self.records.path("rows", digest({"name": name})), how)
             self.expected_records[name] = None
 
-    @rule(step=STEPS, number=NUMBERS, stopped_at=st.sampled_from([None, None, 1, 2]))
+    @rule(step=st.integers(1, 4), number=st.floats(0, 9), stopped_at=st.sampled_from([None, None, 1, 2]))
     def save_checkpoint(self, step: int, number: float, stopped_at: int | None) -> None:
         content = {"global_step": step, "settings": {"k": 1}, "weights": torch.full((2000,), number)}
         path = checkpoint_path(self.run, step)
@@ -229,7 +220,7 @@ class Files(RuleBasedStateMachine):
         else:  # an older one of the same step is gone
             self.expected_checkpoints.pop(step, None)
 
-    @rule(step=STEPS, how=st.sampled_from(["cut", "flipped", "empty", "hash lost"]))
+    @rule(step=st.integers(1, 4), how=st.sampled_from(["cut", "flipped", "empty", "hash lost"]))
     def damage_checkpoint(self, step: int, how: str) -> None:
         if self.expected_checkpoints.get(step) is not None:
             path = checkpoint_path(self.run, step)

@@ -73,7 +73,6 @@ WINDOWS = all_pairs({**SHAPES, "length": [1, 13, 37], "phase": [0, 1], "prefix":
 @pytest.mark.parametrize("case", WINDOWS, ids=name_of)
 @torch.no_grad()
 def test_windows_are_plain_loops(case):
-    """Short first blocks, empty ones, incomplete groups, prefixes, grouped heads."""
     leaves, prefix, width = drawn(case, case["length"], case["prefix"]), case["prefix"], case["block_size"] + 1
     phase = torch.tensor([case["phase"], case["block_size"]])
     found = attend(case, *leaves, phase=phase, prefix=prefix, top_k=case["top_k"])
@@ -102,12 +101,6 @@ def test_gradients_are_those_of_finite_differences():
         return out, lse.masked_fill(lse.isinf(), 0.0)
 
     assert torch.autograd.gradcheck(outputs, drawn(case, 13, batch=1), fast_mode=True)
-
-
-def test_nodes_of_equal_scores_weigh_as_they_do_without_groups_at_first():
-    own = torch.tensor([[8, 9, 16]])
-    scores = torch.full((1, 2, 3, 16), 0.7).masked_fill(torch.arange(16) >= own[:, None, :, None], -torch.inf)
-    torch.testing.assert_close(adjusted(scores, own, 4, torch.full((2, 2), math.log(4)))[0], scores)
 
 
 def memory_of(case, bias, k=2, tied=(), **objects):
@@ -157,15 +150,7 @@ CASE = {"block_size": 3, "fan_out": 2, "levels": 2, "heads": (4, 2)}
 
 
 @torch.no_grad()
-def test_without_a_complete_group_it_is_a_flat_memory():
-    """Nine blocks, groups of ten: gates at the positions of attention too."""
-    q, k, v, bias = drawn(CASE, 39)
-    flat = feed(Memory(3, k=2, select=Best(tied_layers=())), q, k, v, [30, 9])
-    torch.testing.assert_close(feed(memory_of(CASE | {"fan_out": 10}, bias), q, k, v, [30, 9]), flat)
-
-
-@torch.no_grad()
-def test_rounding_does_not_decide_in_the_first_layer():
+def test_rounding_does_not_decide_in_the_first_layer_and_without_a_complete_group_it_is_a_flat_memory():
     """All its landmarks are one vector up to rounding: blocks, and groups, of older ones have one score."""
     case, chosen = {"block_size": 2, "fan_out": 3, "levels": 2, "heads": (2, 2)}, []
     (q, k, v, _), bias = drawn(case, 120), torch.full((2, 1), math.log(3))
@@ -176,6 +161,10 @@ def test_rounding_does_not_decide_in_the_first_layer():
         chosen.append(seen[-1].ages)
     assert chosen[0].equal(chosen[1])
     assert 3 < chosen[0].max() < 20, "newer groups win"
+    # Nine blocks, groups of ten: gates at the positions of attention too.
+    q, k, v, bias = drawn(CASE, 39)
+    flat = feed(Memory(3, k=2, select=Best(tied_layers=())), q, k, v, [30, 9])
+    torch.testing.assert_close(feed(memory_of(CASE | {"fan_out": 10}, bias), q, k, v, [30, 9]), flat)
 
 
 @torch.no_grad()
@@ -227,6 +216,9 @@ def test_groups_weigh_as_much_as_their_blocks_at_first_and_learn_it_with_the_lan
         sum(loss for loss, _ in model.window_losses(batch)).backward()
         assert all((p.grad is not None and bool(p.grad.all())) == config.keys.bias for p in biases)
     assert new_decoder(GROUPS).blocks[0].attention.group_bias.eq(math.log(2)).all()
+    own = torch.tensor([[8, 9, 16]])
+    scores = torch.full((1, 2, 3, 16), 0.7).masked_fill(torch.arange(16) >= own[:, None, :, None], -torch.inf)
+    torch.testing.assert_close(adjusted(scores, own, 4, torch.full((2, 2), math.log(4)))[0], scores)
 
 
 REFUSED = [

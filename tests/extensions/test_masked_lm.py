@@ -45,7 +45,6 @@ CASES = all_pairs(
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_attention_both_ways_is_plain_loops(case):
-    """Windows that end before a landmark or on one, empty first blocks, heads that share keys."""
     q = torch.randn(2, 2, case["length"], 4, dtype=torch.float64, requires_grad=True)
     k, v = torch.randn(2, 2, 1, case["length"], 4, dtype=torch.float64)
     phase, options = torch.tensor([case["phase"], 0]), {"alpha": case["alpha"], "top_k": case["top_k"]}
@@ -82,7 +81,6 @@ def test_a_token_sees_later_tokens(config):
 
 @pytest.mark.parametrize("top_k", [1, None])
 def test_a_layer_is_plain_loops(top_k):
-    """One layer of a whole text, with the best blocks before and after a token's own."""
     model = tiny(replace(BOTH, num_layers=1))
     raw, seen = torch.randint(0, 50, (1, 20)), {}
     block = cast(Layer, model.blocks[0])
@@ -126,7 +124,7 @@ def module_of(folder, kind=MASKED, rank=0, devices=1):
     return module
 
 
-def test_hidden_tokens_are_the_targets_and_nothing_else_changes(tmp_path):
+def test_hidden_tokens_are_the_targets_the_same_for_a_resumed_training_every_device_and_validation(tmp_path):
     hidden = normal = 0
     for ours, plain in zip(batches(module_of(tmp_path), 60), batches(module_of(tmp_path, "landmark"), 60), strict=True):
         is_hidden = ours.tokens == MASK
@@ -136,9 +134,6 @@ def test_hidden_tokens_are_the_targets_and_nothing_else_changes(tmp_path):
         assert not (is_hidden & special).any()
         hidden, normal = hidden + int(is_hidden.sum()), normal + int((~special).sum())
     assert hidden / normal == pytest.approx(SHARE, abs=4 * (SHARE * (1 - SHARE) / normal) ** 0.5)
-
-
-def test_a_resumed_training_every_device_and_validation_hide_the_same_tokens(tmp_path):
     all_steps = batches(module_of(tmp_path), 12)
     for ours, expected in zip(batches(module_of(tmp_path), 4, start=8), all_steps[8:], strict=True):
         assert torch.equal(ours.tokens, expected.tokens)
@@ -151,7 +146,7 @@ def test_a_resumed_training_every_device_and_validation_hide_the_same_tokens(tmp
     assert any((batch.tokens == MASK).any() for batch in first)
 
 
-def test_a_text_has_the_same_hidden_tokens_in_stretches_of_any_length():
+def test_a_text_has_the_same_hidden_tokens_in_stretches_of_any_length_and_the_mask_is_an_unused_id():
     masks, text = MaskedTokens(MASK, SPECIAL), torch.randint(0, 256, (1, 9000))
     text[0, ::50] = TOKENIZER.eot
     whole, hidden = masks.of_text(text, [700])
@@ -160,9 +155,6 @@ def test_a_text_has_the_same_hidden_tokens_in_stretches_of_any_length():
     for start, length in ((0, 1), (3000, 700), (3395, 2), (8000, 1000)):
         part, _ = masks.of_text(text[:, start : start + length], [700 + start])
         assert torch.equal(part, whole[:, start : start + length])
-
-
-def test_the_mask_is_an_unused_id():
     for name in ("bytes", "code"):
         tokenizer = load_tokenizer(name)
         assert masked_tokens(tokenizer).mask not in (tokenizer.landmark, tokenizer.eot)

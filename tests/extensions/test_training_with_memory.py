@@ -62,21 +62,17 @@ MEAN = {"landmark_key": "mean", "landmark_bias": True, **LOOKING_BACK}
 
 @pytest.mark.parametrize("options", [{}, MEAN], ids=["paper", "recipe"])
 def test_the_losses_are_those_of_reading(options):
+    """The memory has tensors without gradient only, so that each loss can go backward before the next one."""
     model, batch = tiny(changed(LANDMARK, **options)), batch_of_chunks()
-    found = [loss.item() for loss, _ in losses(model, batch)]
-    memory, read = model.new_memory(k=2), []
+    found, memory, read = [], model.new_memory(k=2), []
+    for loss, _ in losses(model, batch):
+        loss.backward()
+        found.append(loss.item())
+    assert all(parameter.grad is not None for parameter in model.parameters())
     with torch.no_grad():
         for chunk, targets in zip(batch.tokens.split(11, 1), batch.targets.split(11, 1), strict=True):
             read.append(summed_loss(model(chunk, memory=memory), targets, None)[0].item())
     assert found == pytest.approx(read, rel=1e-12)
-
-
-def test_backward_of_each_loss_before_the_next_one():
-    """The memory has tensors without gradient only, so every parameter gets its gradient, chunk by chunk."""
-    model, batch = tiny(changed(LANDMARK, **MEAN)), batch_of_chunks()
-    for loss, _ in losses(model, batch):
-        loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("options", [{}, MEAN], ids=["paper", "recipe"])

@@ -30,30 +30,22 @@ def on_disk(layers=3):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_model_that_was_dispatched_before_reads_with_landmarks(family, ids, tokenizer, tmp_path):
-    """accelerate's hook is the instance's own `forward`, around that of the class before."""
+    """accelerate's hook is the instance's own `forward`, around that of the class before. It knows tied weights by
+    their place in memory, and adding a token moves them."""
     expected = read(wrapped_model(family, tokenizer), ids)
     model = dispatch_model(make_model(family), on_disk(), offload_dir=tmp_path / "offload")
-    assert "forward" in vars(model)
-    wrapped = wrap(model, make_tokenizer(), **SETTINGS)
-    assert next(wrapped.model.layers[0].parameters()).is_meta
-    torch.testing.assert_close(read(wrapped, ids), expected)
-    found = wrapped.generate(ids, max_new_tokens=9, do_sample=False)
-    assert found.shape == (2, 39)
-
-
-def test_weights_that_lie_where_the_embedding_was_are_their_own(tokenizer, tmp_path):
-    """accelerate knows tied weights by their place in memory, and adding a token moves them."""
-    model = dispatch_model(make_model("gemma3"), on_disk(), offload_dir=tmp_path / "offload")
-    embedding = model.get_input_embeddings().weight
+    before = model.get_input_embeddings().weight.data  # kept: else the new one might lie there
     known = [module._hf_hook.tied_params_map for module in model.modules() if hasattr(module, "_hf_hook")]
     known = [places for places in known if places]
-    assert known
-    before = embedding.data_ptr()
-    assert all(set(places) == {before} for places in known)
-    kept = embedding.data  # else the new one might lie there
-    wrap(model, tokenizer, **SETTINGS)
-    assert kept.data_ptr() == before != model.get_input_embeddings().weight.data_ptr()
-    assert all(set(places) == {model.get_input_embeddings().weight.data_ptr()} for places in known)
+    assert bool(known) == (family == "gemma3")
+    assert all(set(places) == {before.data_ptr()} for places in known)
+    assert "forward" in vars(model)
+    wrapped = wrap(model, make_tokenizer(), **SETTINGS)
+    assert before.data_ptr() != (now := model.get_input_embeddings().weight.data_ptr())
+    assert all(set(places) == {now} for places in known)
+    assert next(wrapped.model.layers[0].parameters()).is_meta
+    torch.testing.assert_close(read(wrapped, ids), expected)
+    assert wrapped.generate(ids, max_new_tokens=9, do_sample=False).shape == (2, 39)
 
 
 def kept(model, ids, folder):
@@ -83,7 +75,6 @@ def test_a_model_in_the_cpus_memory_reads_as_before(family, buffers, ids, tokeni
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_loads_onto_several_places(family, ids, tokenizer, tmp_path):
-    """What it reads there, and that it knows its own memory."""
     wrapped = wrapped_model(family, tokenizer)
     expected, folder = read(wrapped, ids), kept(wrapped, ids, tmp_path / "kept")
     wrapped.save_pretrained(tmp_path / "saved"), tokenizer.save_pretrained(tmp_path / "saved")
@@ -144,7 +135,7 @@ def test_models_that_cannot_be_changed_are_refused(accelerator, tokenizer):
 
 
 @torch.no_grad()
-def test_a_memory_that_reaches_attention_without_landmarks_is_refused(ids, tokenizer):
+def test_attention_without_landmarks_and_a_layer_that_attends_on_its_own_are_noticed(ids, tokenizer):
     wrapped = wrapped_model("llama", tokenizer)
     memory = wrapped.new_memory()
     with pytest.raises(UserError, match="reached a model that does not read with landmarks"):
@@ -161,11 +152,7 @@ def test_a_memory_that_reaches_attention_without_landmarks_is_refused(ids, token
         wrapped.generate(ids, max_new_tokens=3)
     wrapped.set_attn_implementation("landmark_sdpa")
     assert torch.equal(read(wrapped, ids), expected)
-
-
-@torch.no_grad()
-def test_a_layer_that_attends_on_its_own_is_noticed(ids, tokenizer):
-    wrapped = wrapped_model("llama", tokenizer)
+    wrapped = wrapped_model("llama")
     attention = wrapped.model.layers[1].self_attn
     plain = make_model("llama").model.layers[1].self_attn
     attention.config = plain.config  # as libraries do that replace a layer's attention

@@ -94,7 +94,6 @@ def test_a_batch_of_another_size_is_refused_and_a_padded_one_is_not_saved(wrappe
 
 @torch.no_grad()
 def test_a_batch_that_fails_part_way_is_not_read_on(wrapped, texts):
-    """Some of the texts, or their first chunk, were read."""
     ids, mask = padded(texts, "left")
     memory = wrapped.new_memory()
     wrapped(ids, attention_mask=mask, past_key_values=memory)

@@ -18,7 +18,6 @@ def wrapped():
 
 
 def step(model, call, batch):
-    """Loss and gradients of a training step."""
     model.zero_grad()
     loss = call(**batch, use_cache=False).loss
     loss.backward()
@@ -27,7 +26,6 @@ def step(model, call, batch):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_training_is_one_graph(wrapped, packed, monkeypatch):
-    """With the kernels, as on a GPU."""
     monkeypatch.setattr("landmark.attention.backend_for", lambda *_: "triton")
     documents = [{"input_ids": torch.randint(0, 256, (length,)).tolist()} for length in (40, 13)]
     batch = LandmarkCollator(wrapped, length=17, packed=packed)(documents)

@@ -4,6 +4,7 @@
 """
 
 import copy
+import math
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
+from landmark.memory.construction import memory_of
+from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import (
     CONFIGS,
@@ -165,6 +168,37 @@ def test_a_family(family, tmp_path):
     with pytest.raises(UserError, match="has no landmarks to take off"):
         unwrap(plain)
     assert torch.equal(read(attach(plain, settings), ids), expected)
+
+
+def side_by_side(x):
+    """Element i beside i + d/2."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def by_memory(memory, module, q, k, v, mask, scaling, **_):
+    """Attention of a layer whose queries and keys are all at position 0, which turns nothing, through a memory."""
+    q = side_by_side(q) * scaling * math.sqrt(q.shape[-1])
+    return memory.attend(module.layer_idx, q, side_by_side(k), v).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("granularity", ["per_token_and_head", "per_head", "per_token"])
+@torch.no_grad()
+def test_few_blocks_are_those_of_our_memory_on_the_same_weights(granularity):
+    """k = 3 of at most 9 blocks, at their stingy positions. That frequencies are the model's own shows above, where a
+    memory holds everything."""
+    settings = MemorySettings(k=3, granularity=granularity, max_blocks=9)
+    wrapped = wrap(make_model("llama"), make_tokenizer(), block_size=BLOCK, memory=vars(settings), local=17).double()
+    plain, expected, memory = unwrap(copy.deepcopy(wrapped)), [], memory_of(BLOCK, settings)
+    AttentionInterface.register("by_memory", partial(by_memory, memory))
+    plain.set_attn_implementation("by_memory")
+    ids = torch.randint(0, 256, (2, 120), generator=torch.Generator().manual_seed(1))
+    for chunk in ids.split(17, 1):
+        tokens, own = insert_landmarks(chunk, memory.position, BLOCK, wrapped.landmarks.token)
+        expected.append(plain(tokens, position_ids=torch.zeros_like(tokens), use_cache=False).logits[:, own])
+        memory.commit()
+    found = wrapped(ids, past_key_values=(cache := wrapped.new_memory())).logits
+    assert cache.stats["blocks_retrieved"] > 0
+    torch.testing.assert_close(found, torch.cat(expected, 1), rtol=0, atol=1e-5)  # the model's frequencies are float32
 
 
 def refused():

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,29 +14,7 @@ from landmark.utils.errors import UserError
 from tests.huggingface.conftest import BLOCK, FREE, fail_at, read, wrapped_model
 
 
-class Collector:
-    def __init__(self):
-        self.ids = []
-
-    def put(self, value):
-        self.ids.append(value.flatten())
-
-    def end(self):
-        pass
-
-
-def test_no_landmark_is_returned_streamed_or_counted(llama, ids):
-    """Even a model that wants to say nothing else."""
-    with torch.no_grad():
-        llama.get_output_embeddings().weight[llama.landmarks.token] *= 100
-    streamer = Collector()
-    found = llama.generate(ids[:1], max_new_tokens=13, do_sample=False, streamer=streamer)
-    assert found.shape == (1, 43)
-    assert torch.equal(torch.cat(streamer.ids), found[0])
-    assert not bool((found == llama.landmarks.token).any())
-
-
-def test_sampling_gives_several_answers(llama, ids):
+def test_sampling_gives_several_answers_and_no_landmark_is_returned_streamed_or_counted(llama, ids):
     torch.manual_seed(0)
     found = llama.generate(ids, max_new_tokens=6, do_sample=True, num_return_sequences=3)
     assert torch.equal(found[:, :30], ids.repeat_interleave(3, 0))
@@ -43,6 +22,15 @@ def test_sampling_gives_several_answers(llama, ids):
     first = llama.generate(ids, max_new_tokens=1, do_sample=False)[:, -1].tolist()  # a user's own processor stays
     found = llama.generate(ids, max_new_tokens=1, do_sample=False, suppress_tokens=first)[:, -1].tolist()
     assert not {*first, llama.landmarks.token} & {*found}
+    # Even a model that wants to say nothing else.
+    with torch.no_grad():
+        llama.get_output_embeddings().weight[llama.landmarks.token] *= 100
+    ids_streamed = []
+    streamer = SimpleNamespace(put=lambda value: ids_streamed.append(value.flatten()), end=lambda: None)
+    found = llama.generate(ids[:1], max_new_tokens=13, do_sample=False, streamer=streamer)
+    assert found.shape == (1, 43)
+    assert torch.equal(torch.cat(ids_streamed), found[0])
+    assert not bool((found == llama.landmarks.token).any())
 
 
 @torch.no_grad()
@@ -120,13 +108,12 @@ def test_hidden_states_and_tuples_are_those_of_the_text(llama, ids):
 @torch.no_grad()
 def test_reads_under_autocast(wrapped, ids):
     """Rotary positions make queries and keys float32 there, values stay in half precision."""
-    model = wrapped
     phase = torch.zeros(len(ids), dtype=torch.int64)
-    exact = model(ids, past_key_values=model.new_memory()).logits
+    exact = wrapped(ids, past_key_values=wrapped.new_memory()).logits
     with torch.autocast("cpu", torch.bfloat16):
-        window, _ = insert_landmarks(ids, 0, BLOCK, model.landmarks.token)
-        assert model(window, phase=phase).logits.isfinite().all()
-        ours = model(ids, past_key_values=model.new_memory()).logits
+        window, _ = insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)
+        assert wrapped(window, phase=phase).logits.isfinite().all()
+        ours = wrapped(ids, past_key_values=wrapped.new_memory()).logits
     assert (ours - exact).abs().median() < 0.05  # some query may choose another block
 
 

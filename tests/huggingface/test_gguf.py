@@ -46,7 +46,7 @@ def write(model, path):
     writer.close()
 
 
-def test_is_converted_once(tmp_path, monkeypatch, capsys):
+def test_is_converted_once_and_a_damaged_file_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = LlamaForCausalLM(
@@ -63,12 +63,7 @@ def test_is_converted_once(tmp_path, monkeypatch, capsys):
     assert "is converted" not in capsys.readouterr().err
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert open_pretrained(folder).encode("a").tolist()[-1] == 3 + ord("a")
-
-
-def test_a_damaged_file_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF" + b"\0" * 50)
     with pytest.raises(UserError, match="cannot be converted"):
         folder_of(str(file))
-    assert not list((tmp_path / "cache" / "landmark" / "gguf").iterdir())
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

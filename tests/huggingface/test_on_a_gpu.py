@@ -11,18 +11,6 @@ from tests.huggingface.conftest import make_model, make_tokenizer
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA")
 
 
-def to_gpu(model):
-    """The weights as tensors of a GPU, without numbers."""
-    for module in model.modules():
-        for name, weight in list(module._parameters.items()):
-            if weight is not None:
-                module._parameters[name] = torch.nn.Parameter(torch.empty_like(weight, device="cuda"), False)
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device="cuda")
-    return model
-
-
 @pytest.mark.parametrize("mapping", ["true", "stingy"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_nothing_waits_and_nothing_is_elsewhere(family, mapping, monkeypatch):
@@ -33,7 +21,8 @@ def test_nothing_waits_and_nothing_is_elsewhere(family, mapping, monkeypatch):
     model = make_model(family).bfloat16()
     model = wrap(model, make_tokenizer(), block_size=4, memory=settings, local=16, landmarks="none")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        past = to_gpu(model).new_memory()
+        model._apply(lambda weight: torch.empty_like(weight, device="cuda"))  # without numbers
+        past = model.new_memory()
         past.expect(100)
         ids = torch.empty(2, 82, dtype=torch.int64, device="cuda")
         for part in ids.split([80, 1, 1], 1):

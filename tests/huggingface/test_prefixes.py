@@ -60,7 +60,7 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     assert prefixes.longest(changed[0].tolist()) == (70 if anywhere else 65), "where the text went on before"
 
 
-def test_least_recently_used_memories_go_first(text):
+def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_once(text):
     model = wrapped_model("llama")
     prefixes = PrefixCache(model)
     texts = [torch.roll(text, number, 1) for number in range(4)]
@@ -73,6 +73,13 @@ def test_least_recently_used_memories_go_first(text):
     prefixes.most_bytes = 0
     prefixes.generate(text, **GREEDY)
     assert not prefixes._kept
+    # Of the second chunk: the first one was read.
+    prefixes = PrefixCache(model := wrapped_model("llama"))
+    fail_at(model, 2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prefixes.generate(text, **GREEDY)
+    assert not prefixes._kept
+    prefixes.generate(text, **GREEDY)
 
 
 def test_memories_of_others_are_not_used_and_those_in_use_are_copied(text):
@@ -85,16 +92,6 @@ def test_memories_of_others_are_not_used_and_those_in_use_are_copied(text):
             assert [each.get_seq_length() for each in (mine, copied, other)] == [54, 54, 0]
             found, expected = (read(model, text[:, 54:], each) for each in (copied, mine))
     assert torch.equal(found, expected)
-
-
-def test_what_an_error_has_torn_is_not_kept(text):
-    """Of the second chunk: the first one was read."""
-    prefixes = PrefixCache(model := wrapped_model("llama"))
-    fail_at(model, 2)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        prefixes.generate(text, **GREEDY)
-    assert not prefixes._kept
-    prefixes.generate(text, **GREEDY)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -136,7 +136,7 @@ def by_hand(model, ids, block, window, k):
         return model(ids).logits
 
 
-def test_the_tokenizer_and_the_vocabulary_stay_as_they_are(ids, tokenizer):
+def test_the_tokenizer_and_the_vocabulary_stay_and_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
     before, words = tokenizer.get_vocab(), make_model("llama").get_input_embeddings().weight
     wrapped, plain = make("llama", tokenizer)
     assert tokenizer.get_vocab() == before
@@ -147,6 +147,14 @@ def test_the_tokenizer_and_the_vocabulary_stay_as_they_are(ids, tokenizer):
         warnings.simplefilter("error")
         assert wrapped.train()(ids, labels=ids).loss > 0  # it trains as the model does
     assert type(unwrap(wrapped)) is type(plain)
+    wrapped, _ = make("llama", tokenizer)
+    with pytest.raises(UserError, match="reads without landmarks"):
+        wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
+    read(wrapped, ids, memory := wrapped.new_memory())
+    memory.save(tmp_path / "memory")
+    other = wrap(make_model("llama").double(), make_tokenizer(), block_size=5)
+    with pytest.raises(UserError, match="without landmarks"):
+        other.new_memory().load(tmp_path / "memory")
 
 
 def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
@@ -159,24 +167,12 @@ def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     assert ((found[:, 60:] - stingy[:, 60:]).abs().amax(-1) > 1e-6).all()  # what they read was read at true positions
 
 
-def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
-    wrapped, _ = make("llama", tokenizer)
-    with pytest.raises(UserError, match="reads without landmarks"):
-        wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
-    read(wrapped, ids, memory := wrapped.new_memory())
-    memory.save(tmp_path / "memory")
-    other = wrap(make_model("llama").double(), make_tokenizer(), block_size=5)
-    with pytest.raises(UserError, match="without landmarks"):
-        other.new_memory().load(tmp_path / "memory")
-
-
 REAL = [Path(name) for name in os.environ.get("LANDMARK_PRETRAINED", "").split(os.pathsep) if name]
 
 
 @pytest.mark.skipif(not REAL, reason="LANDMARK_PRETRAINED names no folders of pretrained models")
 @pytest.mark.parametrize("folder", REAL, ids=[folder.name for folder in REAL])
 def test_a_pretrained_model_finds_a_pass_key(folder):
-    """Of 2048 tokens, from blocks that lie further back than the last tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     wrap(model, tokenizer, landmarks="none", local=256, memory={"dense": 0, "k": 32})

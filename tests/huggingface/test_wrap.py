@@ -4,23 +4,21 @@ import re
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaModel,
-    TorchAoConfig,
-)
+from transformers import AutoModelForCausalLM, LlamaModel, TorchAoConfig
 
 from landmark.huggingface import LANDMARK, LandmarkModel, load, unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import SHAPE, make_config, make_model, make_tokenizer, read, wrapped_model
 
 
-def test_a_row_that_is_there_already_is_used(tokenizer):
+def test_a_row_that_is_there_already_is_used_and_a_tokenizer_with_landmarks_refused(tokenizer):
     """Vocabularies are often padded."""
     wrapped = wrap(AutoModelForCausalLM.from_config(make_config("llama", vocab_size=320)), tokenizer)
     weight = wrapped.get_input_embeddings().weight
     assert len(weight) == 320
     torch.testing.assert_close(weight[257], torch.cat([weight[:257], weight[258:]]).mean(0))
+    with pytest.raises(UserError, match=r"already.*load"):
+        wrap(make_model("llama"), tokenizer)
 
 
 def bare(family="llama", **changes):
@@ -43,7 +41,6 @@ def bare(family="llama", **changes):
     ],
 )
 def test_a_model_that_cannot_have_landmarks_is_refused(make, said, tokenizer):
-    """The page of families has more of them."""
     with pytest.raises(UserError, match=re.escape(said)):
         wrap(make(), tokenizer)
     assert LANDMARK not in tokenizer.get_vocab()
@@ -79,24 +76,16 @@ def test_settings_that_mean_nothing_are_refused_before_anything_changes(settings
     assert len(model.get_input_embeddings().weight) == SHAPE["vocab_size"]
 
 
-def test_a_tokenizer_with_landmarks_is_refused(llama, tokenizer):
-    with pytest.raises(UserError, match=r"already.*load"):
-        wrap(make_model("llama"), tokenizer)
-
-
-def test_a_folder_without_a_model_or_a_tokenizer_is_refused(llama, tmp_path):
+def test_a_folder_of_any_model_reads_without_landmarks_and_one_without_a_tokenizer_not(ids, tokenizer, tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load(tmp_path / "nothing")
     with pytest.raises(UserError, match=r"config\.json does not exist: name the folder of a model"):
         load(tmp_path)
-    llama.save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match="holds no tokenizer that transformers can read"):
-        load(tmp_path / "bare")
-
-
-def test_a_folder_of_any_model_reads_without_landmarks(ids, tokenizer, tmp_path):
     plain = make_model("llama")
-    plain.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds no tokenizer that transformers can read"):
+        load(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     model, _ = load(tmp_path)
     assert model.landmarks.token is None
     torch.testing.assert_close(read(model, ids), plain(ids).logits)

@@ -71,7 +71,6 @@ def listed(browser, which: str, key: str) -> dict[int, str]:
 
 
 def said(share: float) -> str:
-    """A share as the page prints it."""
     if share >= 0.0995:
         return f"{int(100 * share + 0.5)} %"
     return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %" if share > 0 else "0 %"
@@ -92,10 +91,15 @@ def rounded(trace: Trace) -> np.ndarray:
     return np.rint(trace.weights * np.float64(0xFFFF)) / 0xFFFF
 
 
-def test_the_page_opens_on_the_token_with_the_most_retrieved_weight(opened, trace):
+def test_the_page_opens_on_the_token_with_the_most_retrieved_weight_and_text_is_text(opened, trace):
     most = int(rounded(trace).sum((0, 1, 2)).argmax())
     assert opened.js("return [selected, location.hash]") == [most, ""]
     assert listed(opened, "retrieved", "block") == {b: said(share) for b, share in shares_of(trace, most).items()}
+    assert opened.texts("h1") == ["<i>a</i> text"]
+    rows = opened.js("return [...document.querySelectorAll('.block')].map(row => row.lastChild.textContent)")
+    texts = token_texts(TOKENIZER, trace.tokens)
+    expected = "".join((text or "·") + ("▪" if at % BLOCK == BLOCK - 1 else "") for at, text in enumerate(texts))
+    assert "".join(rows) == expected.replace("\n", "↵")
 
 
 @pytest.mark.parametrize("position", [60, 71, 85])  # a token, a landmark, one in the last chunk
@@ -184,14 +188,6 @@ def test_search_goes_from_place_to_place(opened, tokens):
     assert opened.js("return selected") == position[1]
     opened.type("header input", "x\n")
     assert opened.texts("output") == ["not found"]
-
-
-def test_text_is_text(opened, trace):
-    assert opened.texts("h1") == ["<i>a</i> text"]
-    rows = opened.js("return [...document.querySelectorAll('.block')].map(row => row.lastChild.textContent)")
-    texts = token_texts(TOKENIZER, trace.tokens)
-    expected = "".join((text or "·") + ("▪" if at % BLOCK == BLOCK - 1 else "") for at, text in enumerate(texts))
-    assert "".join(rows) == expected.replace("\n", "↵")
 
 
 def test_surprise_and_colours(browser, page):

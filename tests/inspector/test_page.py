@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import shlex
 import sys
 import zlib
 from pathlib import Path
@@ -56,7 +55,8 @@ def test_the_page_has_the_values_of_the_trace(tokens, cmt):
     assert content["blockSize"] == trace.block_size
 
 
-def test_no_text_ends_its_element(tokens):
+def test_no_text_ends_its_element_and_bytes_that_are_no_text_are_marked(tokens):
+    assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]
     page = render(
         trace_retrieval(model_of(), tokens, LOCAL), TOKENIZER, "</title><script>", {"run": "</script><b>{{data}}"}
     )
@@ -77,10 +77,6 @@ def test_characters_belong_to_the_piece_they_begin_in(text, data):
     assert _characters(pieces) == expected
 
 
-def test_bytes_that_are_no_text_are_marked():
-    assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]
-
-
 @pytest.fixture
 def inspect(tmp_path, monkeypatch, capsys):
     """A function that runs the task in a folder with two models and a book, and returns its output."""
@@ -97,14 +93,8 @@ def inspect(tmp_path, monkeypatch, capsys):
     return run
 
 
-def readme_command() -> list[str]:
-    text = (Path(__file__).parents[2] / "docs" / "read_a_text.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    (line,) = re.findall(r"^landmark (task=inspect .*)$", text, re.MULTILINE)
-    return shlex.split(line)
-
-
-def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
-    said = inspect(*readme_command())
+def test_a_command_writes_a_page(inspect, tmp_path):
+    said = inspect("task=inspect", "run=DIR", "tokenizer=bytes", "prompt_file=book.txt")
     path = Path("outputs/inspect/book-DIR.html")
     tokens = len(LONG.encode())
     assert said == f"{path}: {tokens} tokens, {tokens // 5} blocks, {path.stat().st_size / 1e6:.1f} MB\n"

@@ -32,11 +32,6 @@ def projections(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def tokenizer():
-    return make_tokenizer()
-
-
 OTHERS = {
     "all blocks": {},
     "few blocks": {"max_blocks": 4},
@@ -85,7 +80,7 @@ def test_it_equals_plain_loops(tokens, projections, granularity, others):
     assert (found.cmt_weights is None) == (not cmt_is_on)
 
 
-def test_losses_are_those_of_the_next_tokens(tokens):
+def test_losses_are_those_of_the_next_tokens_and_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
     model, calls = model_of(), []
     found = trace_retrieval(model, tokens, LOCAL, progress=lambda *now: calls.append(now))
     assert (calls[0], calls[-1]) == ((LOCAL, len(tokens)), (len(tokens), len(tokens)))
@@ -95,6 +90,10 @@ def test_losses_are_those_of_the_next_tokens(tokens):
         chances = torch.cat([model(part, memory=memory) for part in parts], 1)[0].softmax(-1)
     expected = [-float(chances[at, token].log()) for at, token in enumerate(tokens[1:].tolist())]
     np.testing.assert_allclose(found.losses, expected, atol=1e-5)
+    monkeypatch.setattr(trace_module, "MAX_RETRIEVALS", 4 * 4 * 80)
+    said = f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
+    with pytest.raises(UserError, match=said):
+        trace_retrieval(model_of(), tokens, LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +112,7 @@ def test_a_text_without_anything_to_retrieve_is_refused(tokens, model, count, lo
         assert (trace_retrieval(model_of(), tokens[: count + 1], local).blocks == 0).any()
 
 
-def test_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
-    monkeypatch.setattr(trace_module, "MAX_RETRIEVALS", 4 * 4 * 80)
-    said = f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
-    with pytest.raises(UserError, match=said):
-        trace_retrieval(model_of(), tokens, LOCAL)
-
-
-def test_a_model_without_landmarks_is_traced_too(tokenizer):
+def test_a_model_without_landmarks_is_traced_too():
     """Where every block is read, a block's share is that of its tokens in the model's own attention."""
     model = make_model("llama").double()
     model.set_attn_implementation("eager")
@@ -128,7 +120,7 @@ def test_a_model_without_landmarks_is_traced_too(tokenizer):
     with torch.no_grad():
         attentions = model(torch.tensor(text)[None], output_attentions=True).attentions
     model.set_attn_implementation("sdpa")
-    wrapped = wrap(model, tokenizer, landmarks="none", block_size=5, memory={"window": 7})
+    wrapped = wrap(model, make_tokenizer(), landmarks="none", block_size=5, memory={"window": 7})
     found = trace_retrieval(Pretrained(wrapped), text, LOCAL, k=12, rerank=None)
     assert (found.width, found.chunks) == (5, [*range(0, 60, 5)])
     assert found.visible == [0, 0, *range(0, 50, 5)]
@@ -138,9 +130,5 @@ def test_a_model_without_landmarks_is_traced_too(tokenizer):
         there = dict(zip(found.blocks[layer, head, :, position], found.weights[layer, head, :, position]))
         assert not there.pop(NO_BLOCK, 0)
         assert there == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-5)
-
-
-def test_a_text_that_a_window_holds_is_refused(tokenizer):
-    wrapped = wrap(make_model("llama"), tokenizer, landmarks="none", block_size=5, memory={"window": 7})
-    with pytest.raises(UserError, match="give one of more than 15"):
+    with pytest.raises(UserError, match="give one of more than 15"):  # which a window holds
         trace_retrieval(Pretrained(wrapped), np.arange(12), 6)

@@ -13,7 +13,6 @@ def new_memory(block_size=3, **given):
 
 
 def feed(memory, q, k, v, chunks, layer=1, extra=None):
-    """The outputs of a text that is read in chunks of these lengths, (B, H, T, d)."""
     outs, start = [], 0
     for size in chunks:
         part = slice(start, start + size)

@@ -10,7 +10,7 @@ from landmark.attention.rotary import RotaryTable
 from landmark.memory.layer import LayerMemory, Question
 from landmark.memory.positions import Stingy
 from landmark.memory.select import Best, Faiss, SecondLook
-from landmark.memory.select.faiss import LandmarkIndex
+from landmark.memory.select.faiss import _best
 from landmark.memory.settings import INDICES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
@@ -38,7 +38,6 @@ CASES = all_pairs(
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_with_all_blocks_as_candidates_it_is_a_scan(case):
-    """Every mapping, tier and cutoff; grouped heads; chunks that end anywhere."""
     q, k, v, cmt = texts(sum(case["chunks"]), case["heads"])
     names = "block_size", "k", "mapping", "tier"
     settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0, "rerank": case["second look"]}
@@ -86,14 +85,9 @@ def test_few_candidates_by_the_definition():
         older = sorted(range(3, 13), key=lambda a: -scores[a])[:3]
         expected = sorted(sorted([1, 2, *older], key=lambda a: -scores[a])[:2], reverse=True)
         assert ages[sample, head, t].tolist() == expected
-
-
-def test_equal_scores_are_taken_by_recency():
     scores, ages = torch.tensor([[1.0, 2.0, 2.0, 0.0, -torch.inf]]), torch.tensor([[1, 9, 4, 2, 13]])
-    from landmark.memory.select.faiss import _best
-
-    assert _best(scores, ages, 1).tolist() == [[4]]
-    assert _best(scores, ages, 3).tolist() == [[9, 4, 1]]
+    for count, best in ((1, [[4]]), (3, [[9, 4, 1]])):  # equal scores are taken by recency
+        assert _best(scores, ages, count).tolist() == best
 
 
 def test_the_inverted_file_finds_most_as_it_grows():
@@ -131,26 +125,12 @@ def test_a_loaded_memory_is_indexed_anew(tmp_path, index):
     assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))
 
 
-def test_tied_layers_and_short_memories_do_not_use_the_index(monkeypatch):
-    searched, search = [], LandmarkIndex.search
-    monkeypatch.setattr(LandmarkIndex, "search", lambda *given: searched.append(1) or search(*given))
-    q, k, v, _ = texts(60)
-    feed(new_memory(k=2, index="faiss"), q, k, v, [20, 20, 20], layer=0)
-    feed(new_memory(k=9, index="faiss"), q, k, v, [20, 16])
-    assert searched == []
-    feed(new_memory(k=2, index="faiss"), q, k, v, [20, 20, 20])
-    assert len(searched) == 2
-
-
-def test_samples_of_an_index_cannot_be_reordered():
+def test_samples_of_an_index_cannot_be_reordered_and_without_faiss_the_error_names_the_package(monkeypatch):
     q, k, v, _ = texts(40)
     memory = new_memory(k=2, index="faiss")
     feed(memory, q, k, v, [40])
     with pytest.raises(UserError, match="memory.index=faiss: its samples cannot be reordered"):
         memory.select_samples(torch.tensor([0]))
-
-
-def test_without_faiss_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     new_memory()
     with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):

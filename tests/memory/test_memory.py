@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from landmark.attention import ContextMiss, Grouped, Scoring, Sinks
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotary_frequencies
-from landmark.memory import Memory
+from landmark.memory import Memory, SinkMemory
 from landmark.memory.select import Best
 from landmark.memory.settings import GRANULARITIES
 from landmark.utils.constants import channels_of
@@ -47,7 +49,6 @@ CASES = all_pairs(
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_memory_equals_plain_loops(case):
-    """Few blocks, full rings, chunks that end anywhere, ties by construction, grouped heads, lookups dropped."""
     generator = torch.Generator().manual_seed(0)
     (heads, kv_heads), total, block_size = case["heads"], sum(case["chunks"]), case["block_size"]
     q = torch.randn(1, heads, total, 4, dtype=torch.float64, generator=generator)
@@ -141,7 +142,6 @@ def test_an_observer_sees_every_retrieval_and_counts_are_of_sets(granularity, se
 
 
 def test_selected_samples_take_all_of_theirs_with_them():
-    """Blocks, pending tokens and the last key."""
     q, k, v = torch.randn(3, 3, 2, 40, 8, dtype=torch.float64)
     chosen, last = torch.tensor([2, 2, 0]), slice(37, 40)
     memory, other = (new_memory(4, k=2, keys=Keys(0.5)) for _ in range(2))
@@ -150,3 +150,37 @@ def test_selected_samples_take_all_of_theirs_with_them():
     rest = [x[chosen, :, last] for x in (q, k, v)]
     found, expected = (each.attend(1, *rest) for each in (memory.select_samples(chosen), other))
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def explicit(q, k, v, chunks, sinks, window):
+    """q, k, v (T, d), one head, not rotated: every key has a place in the cache, or is masked."""
+    out, start = np.zeros_like(q), 0
+    for size in chunks:
+        stop = start + size
+        visible = [j for j in range(stop) if j < sinks or j >= start or j >= max(sinks, start - window)]
+        place = {j: number for number, j in enumerate(visible)}
+        for i in range(start, stop):
+            own = oracle.rotate(q[i], place[i])
+            tokens = [(oracle.SCORE(own, oracle.rotate(k[j], place[j])), v[j]) for j in visible if j <= i]
+            out[i] = oracle.mean_of(tokens)
+        start = stop
+    return out
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 12), st.integers(0, 1000))
+@settings(max_examples=40)
+def test_sinks_equal_an_explicit_masked_softmax(chunks, sinks, window, seed):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 2, sum(chunks), 4, dtype=torch.float64, generator=generator) for _ in range(3))
+    memory = SinkMemory(window, sinks)
+    out = feed(memory, q, k, v, chunks)
+    for sample in range(2):
+        for head in range(2):
+            expected = explicit(*(x[sample, head].numpy() for x in (q, k, v)), chunks, sinks, window)
+            np.testing.assert_allclose(out[sample, head], expected, atol=1e-10)
+    kept = min(sum(chunks), sinks + window)
+    assert memory.stats == {"keys_kept": kept, "bytes_kept": 2 * 2 * 2 * kept * 4 * 8}
+    memory.reset()
+    assert memory.stats == {"keys_kept": 0, "bytes_kept": 0}
+    with pytest.raises(ValueError, match="sinks"):
+        SinkMemory(8, sinks=-1)

@@ -51,13 +51,13 @@ def test_logits_are_those_of_the_ordinary_path(case, new_memory_is_nan):
     model = decoder(case["block_size"], case["heads"], dim=case["dim"])
     settings = {name: case[name] for name in ("k", "max_blocks", "granularity")}
     memory, other = model.new_memory(**settings), model.new_memory(**settings, backend="blockwise")
-    text = torch.randint(0, LANDMARK, (case["batch"], case["prompt"] + 9))
+    text = torch.randint(0, LANDMARK, (case["batch"], case["prompt"] + 7))
     for each in (memory, other):
         read(model, each, text[:, : case["prompt"]])
     assert can_step(memory, model.embedding.weight)
     read_next = NextToken(model, memory, LANDMARK)
     for number, token in enumerate(text[:, case["prompt"] :].split(1, 1)):
-        by_itself = number in (4, 7, 8)
+        by_itself = number in (3, 5, 6)
         ours = read(model, memory, token) if by_itself else read_next(token)
         torch.testing.assert_close(ours, read(model, other, token), atol=2e-5, rtol=2e-5)
     assert memory.position == other.position
@@ -158,7 +158,6 @@ def test_other_memories_read_by_themselves():
 
 
 def test_generated_tokens_are_the_same(monkeypatch):
-    """Behind prompts of unequal length."""
     model, prompts = decoder(3), [torch.randint(0, LANDMARK, (length,)) for length in (10, 5)]
     expected = model.generate(prompts, 5, memory=lambda: model.new_memory(k=2))
     made = []

@@ -38,7 +38,6 @@ CASES = all_pairs(
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_tier_gives_the_same_bits(case):
-    """Caches that hold all, some, or less than one chunk needs; rings that overflow; files that grow."""
     q, k, v, cmt = texts(sum(case["chunks"]), case["heads"], dtype=case["dtype"])
     names = "block_size", "k", "max_blocks", "granularity", "mapping"
     settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0}
@@ -148,17 +147,14 @@ def test_a_store_reserves_little_more_than_it_holds_and_no_more_where_it_knows_w
     assert max_blocks == 700 or kept < told.capacity <= (kept + 1) * (1 + 1 / SPARE) + ROWS
 
 
-def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
+def test_a_file_has_no_name_no_folder_is_left_and_what_the_disk_refuses_says_where(tmp_path, monkeypatch):
     q, k, v, _ = texts(60)
     memory = new_memory(k=2, tier="disk", folder=tmp_path)
     feed(memory, q, k, v, [20, 20, 20])
     assert memory.stats["bytes_kept"] > 0
     assert list(tmp_path.iterdir()) == []
 
-
-def test_what_the_disk_refuses_says_where(monkeypatch, tmp_path):
-    """A full disk is in test_saving.py."""
-
+    # A full disk is in test_saving.py.
     def broken(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -1,6 +1,5 @@
 """Weights on disk: whole or not at all, and only for the model they belong to."""
 
-import hashlib
 import json
 import math
 from dataclasses import replace
@@ -12,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import landmark
-from landmark.models import Decoder, DecoderConfig, build, save
+from landmark.config.schema import ModelConfig
+from landmark.models import Decoder, build, save
 from landmark.models.checkpoint import load, new_decoder
-from landmark.models.config import Landmarks
+from landmark.models.config import DecoderConfig, Landmarks, decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
 from landmark.utils.trust import name_modules
@@ -37,19 +37,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_round_trip(folder, monkeypatch):
-    """Each file is hashed once."""
-    hashed, digest = [], hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: hashed.append(file) or digest(file, name))
-    for _ in range(2):
-        model = landmark.models.load(folder)
-    assert len(hashed) == 2  # configuration and weights
+def test_round_trip_and_the_difference_to_another_configuration(folder):
+    model = landmark.models.load(folder)
     assert model.config == CONFIG
     assert not model.training
     assert_same_weights(model, new())
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", HASHES}
     named = [line.split("  ")[1] for line in (folder / HASHES).read_text().splitlines()]
     assert named == ["config.json", "model.safetensors"]
+    expected = replace(CONFIG, landmarks=Landmarks(60, 7), num_layers=3, backend="reference")
+    with pytest.raises(UserError, match="num_layers is 2, not 3; block_size is 5, not 7"):
+        load(folder, expected)
+    load(folder, replace(CONFIG, backend="reference"))
 
 
 def test_the_authors_names_are_read(folder):
@@ -67,7 +66,6 @@ def test_the_authors_names_are_read(folder):
 
 
 def test_a_training_starts_from_it(folder, configure):
-    """The weights are those of the folder, whatever would have been drawn, and are trained on."""
     config = configure("model=landmark", "model.block_size=5", *SHAPE).model
     model = build(config, VOCABULARY, start=str(folder))
     assert model.training
@@ -183,13 +181,6 @@ def test_damaged_and_changed_files_are_refused_in_one_line(folder, damage, said)
         load(folder)
 
 
-def test_another_configuration_is_refused_and_the_difference_shown(folder):
-    expected = replace(CONFIG, landmarks=Landmarks(60, 7), num_layers=3, backend="reference")
-    with pytest.raises(UserError, match="num_layers is 2, not 3; block_size is 5, not 7"):
-        load(folder, expected)
-    load(folder, replace(CONFIG, backend="reference"))
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -202,3 +193,24 @@ def test_an_unknown_architecture_is_refused(name, said):
     name_modules([name])
     with pytest.raises(UserError, match=rf"model\.architecture={name}: there is no {said} that has a Model"):
         new_decoder(replace(CONFIG, architecture=name))
+
+
+# ---- configurations
+
+WIDTHS = {"num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
+
+
+def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
+    flat = {"kind": "landmark", "vocab_size": 20, "landmark_id": 19, "block_size": 3, "key_offset": 0.5, **WIDTHS}
+    config = DecoderConfig.from_flat(flat | {"fan_out": 4, "levels": 2, "qk_norm": False, "rope_base": None})
+    assert config.options == {"fan_out": 4, "levels": 2}
+    assert config.to_flat() == flat | config.options
+    assert DecoderConfig.from_flat(config.to_flat()) == config
+    # A memory knows its model by all but the backend and the architecture.
+    same = replace(config, backend="reference"), replace(config, architecture="mine")
+    others = replace(config, options={"fan_out": 2}), replace(config, keys=replace(config.keys, norm=True))
+    assert {each.fingerprint() for each in same} == {config.fingerprint()}
+    assert len({each.fingerprint() for each in (config, *others)}) == 3
+    decoder_config(ModelConfig("transformer", **WIDTHS, block_size=0))
+    with pytest.raises(UserError, match="model=transformer has no landmarks"):
+        decoder_config(ModelConfig("transformer", **WIDTHS), cmt=True)

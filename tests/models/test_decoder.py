@@ -38,7 +38,6 @@ OF_KIND = {"landmark_id": 50260, "block_size": 50, "window": 256, "cache": 256}
 
 @pytest.mark.parametrize("kind", ["transformer", "landmark", "transformer_xl"])
 def test_paper_size(kind):
-    """The parameter counts of Section 4.1's model."""
     shape = {"vocab_size": 50304, "num_layers": 12, "num_heads": 8, "head_dim": 128, "mlp_dim": 4096}
     config = DecoderConfig.from_flat({"kind": kind, **shape, **OF_KIND})
     with torch.device("meta"):
@@ -61,16 +60,6 @@ def test_initialisation(kind):
             assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
 
-def test_landmarks_are_inserted_inside():
-    model = tiny(LANDMARK)
-    raw = torch.randint(0, 50, (2, 13))
-    with_landmarks = torch.cat(
-        [raw[:, :5], raw.new_full((2, 1), 60), raw[:, 5:10], raw.new_full((2, 1), 60), raw[:, 10:]], 1
-    )
-    at = [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 14]
-    torch.testing.assert_close(model(raw), model.head(model.hidden(with_landmarks)[:, at]))
-
-
 KEYS = all_pairs(
     {
         "key_offset": [0.0, 0.5, 1.0],
@@ -87,12 +76,21 @@ KEYS = all_pairs(
 )
 
 
+def with_landmarks(model, raw):
+    """Logits of a text whose landmarks are put in by hand."""
+    tokens = torch.cat([part for five in raw.split(5, 1) for part in (five, five.new_full((len(raw), 1), 60))], 1)
+    length = raw.shape[1] + raw.shape[1] // 5
+    own = [place for place in range(length) if place % 6 < 5]
+    return model.head(model.hidden(tokens[:, :length])[:, own])
+
+
 @pytest.mark.parametrize("case", KEYS, ids=name_of)
 def test_a_landmark_model_reads_in_chunks_as_in_one_window(case, tmp_path):
     """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory."""
     keys, chunks = {name: case[name] for name in case if name != "chunks"}, list(case["chunks"])
     model, raw = tiny(changed(LANDMARK, **keys)), torch.randint(0, 50, (2, 29))
     expected, memory = model(raw), model.new_memory(k=9)
+    torch.testing.assert_close(with_landmarks(model, raw), expected)
     read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
     torch.testing.assert_close(read, expected, atol=1e-10, rtol=0)
     for cut in () if keys["cmt"] else (7, 10):  # within a block, and behind a landmark
@@ -124,13 +122,11 @@ def test_models_without_landmarks_read_in_chunks_as_the_plain_one_in_a_window(co
     assert not torch.allclose(tiny(changed(TINY, key_offset=0.5, rotary_fraction=0.5))(raw), other(raw))
 
 
-def test_a_plain_transformer_without_a_window_keeps_nothing():
-    assert tiny(TINY).new_memory() is None
-
-
 @torch.no_grad()
 def test_a_generated_token_copies_no_earlier_key():
+    """Without a window, and on no request, a plain transformer has no memory at all."""
     model = tiny(TINY)
+    assert model.new_memory() is None
     memory = model.unlimited_memory(501)
     model(torch.randint(0, 50, (1, 500)), memory=memory)
     with torch.profiler.profile(profile_memory=True) as profile:
@@ -153,15 +149,6 @@ def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(joint):
     raw = torch.randint(0, 50, (2, 23))
     # The last block is the local one: its tokens and the earlier blocks weigh the same.
     torch.testing.assert_close(model(raw)[:, :20], plain(raw)[:, :20])
-
-
-def test_positional_jumps_apply_to_turning_channels_alone():
-    model = tiny(changed(LANDMARK, rotary_fraction=0.0, landmark_key="mean", key_offset=0.5))
-    tokens = torch.randint(0, 50, (1, 14))
-    positions = torch.arange(14)[None] * 3
-    assert torch.equal(model.hidden(tokens, positions=positions), model.hidden(tokens))
-    turning = tiny(changed(LANDMARK, rotary_fraction=0.5, landmark_key="mean", key_offset=0.5))
-    assert not torch.allclose(turning.hidden(tokens, positions=positions), turning.hidden(tokens))
 
 
 @pytest.mark.parametrize("kv_heads", [None, 2])
@@ -248,12 +235,7 @@ def test_compiled_parts_compute_the_same_and_layers_share_them(kind):
     assert list(model.state_dict()) == list(tiny(config).state_dict())
 
 
-def test_a_context_miss_token_adds_one_vector():
-    assert Decoder(CMT).num_parameters() == Decoder(LANDMARK).num_parameters() + CMT.hidden_dim
-
-
 def test_the_token_does_not_depend_on_the_text_and_each_layer_has_its_own_landmarks():
-    """Controlled landmarks of one layer, or none, or other ones: each another result; the backends agree on all."""
     models = [tiny(replace(CMT, backend=backend)) for backend in ("blockwise", "reference")]
     tokens, phase = torch.randint(0, 50, (2, 17)), torch.tensor([0, 3])
     results = []
@@ -264,6 +246,7 @@ def test_the_token_does_not_depend_on_the_text_and_each_layer_has_its_own_landma
         results.append(ours)
     assert all(not torch.allclose(results[i], results[j]) for i in range(4) for j in range(i))
     torch.testing.assert_close(models[0].hidden(tokens, phase), results[0])
+    assert Decoder(CMT).num_parameters() == Decoder(LANDMARK).num_parameters() + CMT.hidden_dim
 
 
 def test_positions_are_those_of_the_batch():
@@ -279,6 +262,10 @@ def test_positions_are_those_of_the_batch():
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1, :9], expected[1, :9])
     assert not torch.allclose(found[1, 9:], expected[1, 9:])
+    for fraction in (0.0, 0.5):  # only channels that turn have positions
+        turning = tiny(changed(LANDMARK, rotary_fraction=fraction, landmark_key="mean", key_offset=0.5))
+        found, expected = (turning.hidden(tokens, phase, positions=each) for each in (jumped, straight))
+        assert torch.equal(found, expected) == (fraction == 0)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ CASES = all_pairs(
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_tokens_are_those_of_starting_over_with_the_same_chunks(case):
-    """Prompts of several lengths; blocks that close, and rings that overflow, while tokens are generated."""
     torch.manual_seed(0)
     model, prompts = MODELS[case["cutoff"] is not None], prompts_of(*case["lengths"])
     names = "k", "max_blocks", "granularity", "mapping", "tier", "cache"
@@ -68,13 +67,6 @@ def test_tokens_are_those_of_starting_over_with_the_same_chunks(case):
     tokens, local, make_memory = case["tokens"], case["local"], lambda: model.new_memory(**settings)
     ours = model.generate(prompts, tokens, local=local, memory=make_memory)
     assert ours == [anew(model, prompt, tokens, local, make_memory) for prompt in prompts]
-
-
-def test_other_prompts_give_other_tokens():
-    """The comparison above would hold of a model that always says the same."""
-    torch.manual_seed(0)
-    generated = MODELS[False].generate(prompts_of(38, 38, 12), 9, local=12)
-    assert len({token for text in generated for token in text}) > 5
 
 
 @pytest.mark.parametrize(("kind", "local"), [("transformer", 99), ("transformer_xl", 6)])
@@ -104,6 +96,7 @@ def test_stop_tokens_end_a_text_and_streaming_gives_the_same_tokens_as_they_come
     torch.manual_seed(0)
     model, prompts = MODELS[False], prompts_of(30, 30, 17)
     whole = model.generate(prompts, 20)
+    assert len({token for text in whole for token in text}) > 5, "the model does not always say the same"
     stop = [whole[0][4], whole[1][9]]
     ended, steps = model.generate(prompts, 20, stop=stop), list(model.stream(prompts, 20, stop=stop))
     for number, (text, all_of_it) in enumerate(zip(ended, whole, strict=True)):
@@ -152,7 +145,9 @@ def test_the_landmark_is_never_generated():
     model, prompts = decoder("landmark"), prompts_of(3)
     with torch.no_grad():
         model.embedding.weight[LANDMARK] = 50 * model.hidden(prompts[0][None])[0, -1]
-        assert int(model(prompts[0][None])[0, -1].argmax()) == LANDMARK
+        logits = model(prompts[0][None])
+        torch.testing.assert_close(model(prompts[0][None], last=True), logits[:, -1:])
+        assert int(logits[0, -1].argmax()) == LANDMARK
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         assert LANDMARK not in model.generate(prompts, 20, sampling=sampling)[0]
 
@@ -177,8 +172,3 @@ def test_invalid_prompts_and_bad_sampling_are_refused(prompts, settings, said):
 
     with pytest.raises(UserError, match=said):
         generate(**settings)
-
-
-def test_logits_after_the_last_token_alone():
-    model, tokens = MODELS[False], torch.randint(0, LANDMARK, (2, 13))
-    torch.testing.assert_close(model(tokens, last=True), model(tokens)[:, -1:])

@@ -142,17 +142,7 @@ def test_its_retrieval_is_traced(folder):
 
 
 @torch.no_grad()
-def test_a_whole_window_equals_a_memory_that_retrieves_everything(folder):
-    model = start_from(str(folder), shape()).eval()
-    ids = torch.randint(0, 256, (2, 40))
-    memory = model.new_memory(k=100)
-    chunks = torch.cat([model(chunk, memory=memory) for chunk in ids.split(11, 1)], 1)
-    torch.testing.assert_close(model(ids), chunks, rtol=0, atol=1e-4)
-    torch.testing.assert_close(model(ids, last=True), chunks[:, -1:], rtol=0, atol=1e-4)
-
-
-@torch.no_grad()
-def test_a_plain_model_goes_on_with_its_own_cache(folder):
+def test_a_plain_model_goes_on_with_its_own_cache_and_a_window_equals_a_memory_of_everything(folder):
     model = load_pretrained(folder).eval()
     ids = torch.randint(0, 256, (2, 30))
     assert model.new_memory() is None
@@ -160,6 +150,12 @@ def test_a_plain_model_goes_on_with_its_own_cache(folder):
     assert model.generate(ids, 5, local=12) == expected.tolist()
     with pytest.raises(UserError, match="window"):
         model.new_memory(window=5)
+    model = start_from(str(folder), shape()).eval()
+    ids = torch.randint(0, 256, (2, 40))
+    memory = model.new_memory(k=100)
+    chunks = torch.cat([model(chunk, memory=memory) for chunk in ids.split(11, 1)], 1)
+    torch.testing.assert_close(model(ids), chunks, rtol=0, atol=1e-4)
+    torch.testing.assert_close(model(ids, last=True), chunks[:, -1:], rtol=0, atol=1e-4)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from landmark.config import to_config
 from landmark.config.rows import named
 from landmark.config.schema import PanelConfig
 from landmark.results import render, tables
-from landmark.results.charts import COLOURS, Look, frame, ordered_colours, point, series_looks
+from landmark.results.charts import COLOURS, Look, frame, point, series_looks
 from landmark.results.charts import curves as draw_curves
 from landmark.results.figures import FIGURES, draw, panels
 from landmark.results.paper import read_paper
@@ -42,7 +42,6 @@ COLUMNS_OF_ONE = ("accuracy", "distinct blocks", "dropped")
 
 
 def points(panel):
-    """The measurements that a panel shows."""
     return panel.chart.data.values
 
 
@@ -106,16 +105,13 @@ def test_a_table_needs_no_torch_and_loads_no_library_before_it_is_drawn():
     assert done.returncode == 0, done.stderr
 
 
-def test_numbers_are_drawn_with_their_errors():
+def test_numbers_are_drawn_with_their_errors_beside_those_of_the_paper_and_its_poster():
     table = tabulate("table1_pg19")
     measured, against = panels(table)[0]
     for row, each in zip(table.rows, points(measured), strict=True):
         assert (each["low"], each["high"]) == pytest.approx((row.perplexity - row.spread, row.perplexity + row.spread))
         assert (each["name"], each["series"]) == (row.name, row.model.replace("_", "-"))
     assert all(each["low"] < each["high"] for each in points(against)[1:])
-
-
-def test_what_the_paper_and_its_poster_print_is_shown():
     table = build("table1_pg19", dict(tabulate("table1_pg19").records), read_paper("table1_pg19"))
     shown = {(each["series"], each["name"]): each["x"] for each in points(panels(table)[0][1])}
     assert shown["paper", "plain_360"] == pytest.approx(100 * (16.80 / 16.32 - 1))
@@ -135,9 +131,6 @@ def test_a_partial_table_is_compared_with_the_experiments_first_row_or_not_at_al
 
     assert shown(selected[:3]) == [["Perplexity", f"Perplexity against {names[0]}"]]
     assert shown(selected[1:3]) == [["Perplexity"]]
-
-
-def test_a_comparison_with_a_row_that_has_no_record_is_left_out():
     assert len(tabulate("table2_granularity", without=("per_head_2048_k4",)).comparisons) == 1
 
 
@@ -152,6 +145,9 @@ def test_lines_are_compared_at_their_own_length():
     lengths = [each["x"] for each in points(measured) if each["series"] == "landmark"]
     assert lengths == sorted(lengths)
     assert [each["y"] for each in points(against) if each["series"] == "landmark"] == [0.0] * 4
+    panel = panels(tabulate("ablation_retrieval", listed=True))[0][1]
+    assert [each["y"] for each in points(panel) if each["series"] == "landmarks"] == [0.0] * 4
+    assert "perplexity against landmarks, percent" in panel.chart.to_json()
 
 
 def test_a_series_looks_the_same_in_the_panel_of_each_task():
@@ -161,19 +157,19 @@ def test_a_series_looks_the_same_in_the_panel_of_each_task():
     assert looks["landmark"].colour == COLOURS["landmark"]
     assert {"landmark", "recent", "given", "plain", "sinks"} <= looks.keys()
     assert len({look.colour for look in looks.values()}) == len(looks)
+    many = series_looks({f"series {number}": "landmark" for number in range(11)})
+    assert len({look.colour for look in many.values()}) == 11
+    assert many["series 0"].colour == COLOURS["landmark"]
 
 
-def test_cells_of_a_grid_have_their_numbers_and_those_without_a_record_are_missing(configure, make_record):
+def test_cells_of_a_grid_have_their_numbers_or_are_missing_and_distinct_blocks_are_a_histogram(configure, make_record):
     table = tabulate("sweep_k_local", without=("k1_local150", "k8_local350", "xl_2048"))
     assert (len(table.cells), len(table.rows)) == (12, 11)
     texts = [each["text"] for each in points(panels(table)[0][0])]
     assert (texts.count("4.500"), texts.count("missing")) == (10, 2)
     plain = [make_record(configure("model=transformer"), "plain_512", 4.5)]
     assert titles(build("t", {"plain_512": plain}, figure="heatmap")) == [["Perplexity"]]  # a grid without cells
-
-
-def test_distinct_blocks_are_a_histogram_of_all_layers():
-    """Of 18 samples in each of four layers 5 retrieve 2 blocks, 9 retrieve 3, 3 retrieve 4 and one 5."""
+    # Of 18 samples in each of four layers 5 retrieve 2 blocks, 9 retrieve 3, 3 retrieve 4 and one 5.
     ((panel,),) = panels(tabulate("figure5_unique_blocks"))
     of_row = [100 * count / 18 for count in (0, 0, 5, 9, 3, 1)] + [0.0]
     assert [each["y"] for each in points(panel)] == pytest.approx(of_row * 3)
@@ -196,15 +192,6 @@ def test_values_far_above_leave_the_picture_and_are_named():
     assert notes == ["above: random_2048"] * 2
 
 
-def test_colours_are_different_however_many():
-    for count in (1, 9, 12, 24):
-        assert len(set(ordered_colours(count))) == count
-        assert len(ordered_colours(count)[0]) == 7
-    looks = series_looks({f"series {number}": "landmark" for number in range(11)})
-    assert len({look.colour for look in looks.values()}) == 11
-    assert looks["series 0"].colour == COLOURS["landmark"]
-
-
 # ---- panels that an experiment's file lists
 
 
@@ -215,12 +202,6 @@ def test_a_listed_panel_has_few_series_and_each_has_rows(experiment):
         assert 2 <= len(panel.series) <= 5 or panel.value == "copies", title
         for pattern in " ".join(panel.series.values()).split():
             assert any(fnmatchcase(row, pattern) for row in named(config)), f"{title}: {pattern}"
-
-
-def test_listed_differences_are_from_the_row_that_the_table_compares_with():
-    panel = panels(tabulate("ablation_retrieval", listed=True))[0][1]
-    assert [each["y"] for each in points(panel) if each["series"] == "landmarks"] == [0.0] * 4
-    assert "perplexity against landmarks, percent" in panel.chart.to_json()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def page(work):
     return Page((work.output / "report.html").read_text())
 
 
-def test_page_says_what_was_measured(page, work):
+def test_page_says_what_was_measured_and_what_a_record_holds_is_text(page, work):
     assert page.texts["h2"] == [
         "quickstart",
         "Sweep: blocks retrieved against local context",
@@ -95,6 +95,9 @@ def test_page_says_what_was_measured(page, work):
     (missing, *_) = [text for text in page.texts["p"] if text.startswith("No record yet: ")]
     assert "twice_last_blocks, twice_landmarks, twice_second_look, " in missing
     assert f"output={work.output}" in page.texts["code"][0].split()
+    assert page.tables[-1][1][0] == HOSTILE
+    assert "taken" not in page.ids
+    assert any(HOSTILE in note for note in page.texts["li"])
 
 
 def test_pictures_are_inside_and_a_browser_runs_and_fetches_nothing(page, work):
@@ -112,24 +115,12 @@ def test_pictures_are_inside_and_a_browser_runs_and_fetches_nothing(page, work):
     assert policy.startswith("default-src &#39;none&#39;; ")
 
 
-def test_what_a_record_holds_is_text(page):
-    assert page.tables[-1][1][0] == HOSTILE
-    assert "taken" not in page.ids
-    assert any(HOSTILE in note for note in page.texts["li"])
-
-
-def test_one_experiment_has_a_page_of_its_own(work, capsys):
+def test_one_experiment_has_a_page_of_its_own_and_one_without_records_none(work, capsys):
     work.task("+experiment=quickstart", "task=report", f"output={work.output}")
     assert re.search(r"^written: \S+report-quickstart\.html, \d+ kB$", capsys.readouterr().out, re.MULTILINE)
     text = (work.output / "report-quickstart.html").read_text()
     assert "plain_512" in text
     assert "k1_local150" not in text
-
-
-def test_without_records_nothing_is_written(work, tmp_path):
-    with pytest.raises(UserError, match="there are no records to report"):
-        work.task("task=report", f"output={tmp_path / 'none'}")
-    assert not (tmp_path / "none").exists()
     for words in (("+experiment=quickstart", "size=small"), ("+experiment=masked_lm",)):
         said = r"has no records with these settings, `.*` makes them; there are some of quickstart \(nano, pg19"
         with pytest.raises(UserError, match=f"{words[0].partition('=')[2]} {said}"):

@@ -48,12 +48,19 @@ def test_completions_and_chats_are_the_models_own(server, model, tokenizer):
         assert server.ask(prompt, stop=expected[1:3]).choices[0].text == expected[: expected.find(expected[1:3])]
 
 
-def test_answers_are_sampled_unless_the_request_says_otherwise(server):
+def test_answers_are_sampled_by_default_and_wrong_keys_and_bodies_refused(server):
     """OpenAI's default temperature is 1."""
     asked, create = {"model": "landmark", "prompt": "The heron", "max_tokens": 8}, server.client().completions.create
     found = [create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
     assert found[0] == found[1] == create(**asked, seed=1, temperature=1).choices[0].text
     assert len(set(found)) > 1
+    with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+        server.ask("Hello", "another-key")
+    with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
+        server.ask("x" * 5000)
+    assert error.value.status_code == 413
+    refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
+    assert refused.status_code == 401, "the body was read before the key"
 
 
 def test_a_client_is_answered_while_many_wait_for_the_model(model, tokenizer, tmp_path, monkeypatch):
@@ -112,7 +119,6 @@ def test_bytes_that_are_no_letters_are_shown_as_they_come():
 
 
 def test_32_clients_at_once_are_answered_as_if_alone(server, model, tokenizer):
-    """Each asks about a text of its own, which then goes on; half of them stream."""
     begun = [f"{number} herons. " for number in range(32)]
     turns = [f"{first}Then {number * 7} came. " for number, first in enumerate(begun)]
     expected = [greedily(model, tokenizer, turn) for turn in turns]
@@ -147,16 +153,6 @@ def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tm
     assert [each.choices[0].text for each in found] == expected * 2
     assert all(each.usage.prompt_tokens_details.cached_tokens >= len(text) for each in [*found, of_chat])
     assert of_chat.choices[0].message.content == greedily(model, tokenizer, "user: Who? \nassistant:", text)
-
-
-def test_keys_and_bodies_that_are_wrong_are_refused(server):
-    with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
-        server.ask("Hello", "another-key")
-    with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
-        server.ask("x" * 5000)
-    assert error.value.status_code == 413
-    refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
-    assert refused.status_code == 401, "the body was read before the key"
 
 
 def test_documents_that_cannot_be_kept_are_refused_before_they_are_read(model, tokenizer, tmp_path, monkeypatch):

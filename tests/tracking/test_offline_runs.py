@@ -45,7 +45,7 @@ def offline(books, tmp_path_factory):
     return SimpleNamespace(output=output, records=Records(output), runs=runs, **kinds)
 
 
-def test_there_is_a_run_for_each_training_row_and_table_with_its_configuration(offline):
+def test_there_is_a_run_for_each_training_row_and_table_and_training_is_followed(offline):
     assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [5, 7, 1]
     assert {run.identity for run in offline.train} == set(offline.records.read_all().runs)
     assert {run.identity for run in offline.evaluate} == set(offline.records.read_all().rows)
@@ -55,9 +55,6 @@ def test_there_is_a_run_for_each_training_row_and_table_with_its_configuration(o
         assert (run.config["train.steps"], run.config["tokenizer.name"]) == (4, "bytes")
     granularities = {run.config["retrieval.granularity"] for run in offline.evaluate}
     assert granularities == {"per_token_and_head", "per_token", "per_head"}
-
-
-def test_training_is_followed(offline):
     run = offline.train[0]
     for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_bytes", "seconds"):
         assert len(run.series(f"train/{key}")) == 2, key
@@ -86,7 +83,7 @@ def test_a_row_has_its_perplexity_by_position_and_its_retrieval_by_layer(offline
         assert len(run.series("layer/drop_rate")) == 2
 
 
-def test_artifacts_lead_from_the_text_to_the_table(offline):
+def test_artifacts_lead_from_the_text_to_the_table_streams_are_referred_to_and_weights_uploaded(offline):
     training, rows, (table,) = offline.train[0], offline.evaluate[:3], offline.table
     model = f"run-{training.identity}"
     stream = offline.records.find("runs", training.identity)["settings"]["stream"]
@@ -101,9 +98,6 @@ def test_artifacts_lead_from_the_text_to_the_table(offline):
     (name,) = (name for name in table.logged if name.startswith("table-"))
     assert name == "table-figure5_unique_blocks-nano-pg19-bytes"
     assert {entry.path.rpartition(".")[2] for entry in table.logged[name].manifest.contents} == {"csv", "md", "png"}
-
-
-def test_streams_are_referred_to_and_weights_uploaded_from_where_they_lie(offline):
     training = offline.train[0]
     (stream,), (model,) = training.used.values(), training.logged.values()
     streams = {entry.path: entry for entry in stream.manifest.contents if entry.path.endswith(".bin")}
@@ -152,7 +146,7 @@ def dashboards(offline, books):
     return [json.loads((folder / f"{name}.json").read_text()) for name in ("project", "figure5_unique_blocks")]
 
 
-def test_everything_the_dashboard_shows_was_logged(offline, dashboards):
+def test_everything_the_dashboard_shows_was_logged_and_that_of_an_experiment_shows_its_runs_alone(offline, dashboards):
     for written in dashboards:
         metrics, settings = panel_keys(written["spec"])
         assert {"perplexity", "segment/perplexity", "layer/drop_rate", "train/gradient_norm"} <= metrics
@@ -165,9 +159,6 @@ def test_everything_the_dashboard_shows_was_logged(offline, dashboards):
             metrics, _ = panel_keys({"section": {"panelBankConfig": {"sections": [{"panels": [panel]}]}}})
             assert metrics
             assert any(metrics <= run.metrics for run in offline.runs), panel["config"]
-
-
-def test_the_dashboard_of_an_experiment_shows_its_runs_alone(offline, dashboards):
     everything, filtered = (written["spec"]["section"]["runSets"][0]["filters"]["filters"] for written in dashboards)
     assert everything == []
     (condition,) = filtered

@@ -5,18 +5,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import wandb
+import yaml
 
+from landmark.config import to_config
 from landmark.config.schema import LoggerConfig
 from landmark.data.synthetic import SyntheticSplit
 from landmark.experiment.records import Records
 from landmark.tracking import loggers, wandb_run
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import mode
-from landmark.utils.files import write_json
+from landmark.utils.files import read_json, write_json
 from landmark.utils.metrics_csv import read_metrics
+from tests import configurations
+from tests.configurations import compose_conf
 from tests.forked import python
 from tests.tracking.offline import read_offline
 from tests.tracking.wandb_server import Server
@@ -51,35 +56,13 @@ def test_online_only_with_a_key_and_as_the_settings_say(settings, environment, l
     assert mode(LoggerConfig(**settings)) == expected
 
 
-class FakeRun:
-    dir = "nowhere/files"
-    offline = True
-
-    def __init__(self):
-        self.logged, self.artifacts, self.code = [], [], None
-
-    def log(self, values, step=None):
-        self.logged.append(values)
-
-    def define_metric(self, *args, **kwargs):
-        pass
-
-    def log_artifact(self, artifact, **_):
-        self.artifacts.append(artifact.name)
-
-    _log_artifact = log_artifact
-
-    def finish(self, exit_code):
-        self.code = exit_code
-
-
 @pytest.fixture
 def opened_runs(monkeypatch):
     """Replaces wandb.init; its calls, as settings and the run returned."""
     opened = []
 
     def init(**settings):
-        opened.append((settings, FakeRun()))
+        opened.append((settings, mock.Mock(dir="nowhere/files", offline=True)))
         return opened[-1][1]
 
     monkeypatch.setattr(wandb, "init", init)
@@ -91,18 +74,18 @@ class Corpus:
         return SyntheticSplit("0123456789abcdef")
 
 
-def test_row_is_logged_under_its_identity_and_an_artifact_that_fails_stops_nothing(
-    configure, make_record, opened_runs, tmp_path, caplog
-):
+def test_row_is_logged_even_if_an_artifact_fails(configure, make_record, opened_runs, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
     Tracker().row(config, record, Records(tmp_path).path("rows", record["id"]))
     settings, fake = opened_runs[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "single", "evaluate")
-    assert (settings["mode"], settings["resume"], fake.code) == ("offline", "allow", 0)
-    assert (fake.logged[0]["perplexity"], fake.logged[0]["memory/drop_rate"]) == (12.0, 0.25)
-    assert {"segments", "memory/drop_rates"}.isdisjoint(fake.logged[0])
+    assert (settings["mode"], settings["resume"]) == ("offline", "allow")
+    fake.finish.assert_called_once_with(exit_code=0)
+    logged = fake.log.call_args_list[0].args[0]
+    assert (logged["perplexity"], logged["memory/drop_rate"]) == (12.0, 0.25)
+    assert {"segments", "memory/drop_rates"}.isdisjoint(logged)
     assert f"{record['id']}.json" in caplog.text  # the record was not written
 
 
@@ -112,7 +95,7 @@ def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, open
     Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
     settings, fake = opened_runs[0]
     assert {"id", "project", "entity"}.isdisjoint(settings)
-    assert fake.logged[0]["perplexity"] == 12.0
+    assert fake.log.call_args_list[0].args[0]["perplexity"] == 12.0
 
 
 def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path):
@@ -123,13 +106,13 @@ def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, ope
     with pytest.raises(ZeroDivisionError):
         crash()
     ((settings, fake),) = opened_runs
-    assert (settings["job_type"], settings["name"], fake.code) == ("train", tmp_path.name, 1)
-    assert fake.artifacts == ["stream-0123456789"]
+    assert (settings["job_type"], settings["name"]) == ("train", tmp_path.name)
+    fake.finish.assert_called_once_with(exit_code=1)
+    assert [call.args[0].name for call in fake._log_artifact.call_args_list] == ["stream-0123456789"]
+    fake.log_artifact.assert_not_called()
 
 
-def test_nothing_is_opened_when_switched_off_or_by_other_processes_than_the_first(
-    configure, make_record, opened_runs, tmp_path, monkeypatch
-):
+def test_nothing_is_opened_without_need(configure, make_record, opened_runs, tmp_path, monkeypatch):
     config = configure("logger=csv")
     Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
     Tracker().table(config, "id", ["a"], [[1]], [], [])
@@ -173,7 +156,6 @@ def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog
 
 @pytest.mark.parametrize("trouble", ["key refused", "gone"])
 def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatch, trouble):
-    """The training continues, and its metrics can be uploaded later."""
 
     def begin():
         server.refuses_the_key = True
@@ -286,3 +268,50 @@ def test_what_was_uploaded_stays(tmp_path, state):
         (folder / "run-abc.wandb.synced").touch()
     assert loggers.discard_attempts(tmp_path, "abc") is (state in ("offline", "of another run"))
     assert folder.exists() is (state != "offline")
+
+
+# ---- wandb_sweep.yaml, carried out by W&B's own agent, without its server
+
+PATH = ROOT / "experiments" / "sweep_k_local" / "wandb_sweep.yaml"
+
+
+@pytest.fixture
+def sweep():
+    return yaml.safe_load(PATH.read_text(encoding="utf-8"))
+
+
+def test_its_runs_are_the_cells_of_the_grid(sweep):
+    """The same overrides, so that the rows of agents fill the experiment's table."""
+    config = to_config(compose_conf(["+experiment=sweep_k_local"]))
+    assert {key: parameter["values"] for key, parameter in sweep["parameters"].items()} == config.grid
+    words = [word for word in sweep["command"] if not word.startswith("${")]
+    assert words == [
+        f"name={config.name}",
+        f"eval.length={config.eval.length}",
+        f"memory.blocks={config.memory.blocks}",
+    ]
+
+
+def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
+    from wandb.wandb_agent import Agent
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s4f0")
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):  # which the agent sets
+        monkeypatch.setenv(name, "")
+    agent = Agent(api=None, queue=None)
+    tiny = [word for word in configurations.TINY if not word.startswith(("+experiment=", "logger="))]
+    chosen = ["data=stdlib", "tokenizer=bytes", "size=nano", f"output={tmp_path}"]
+    agent._sweep_command = [*sweep["command"][:-1], *chosen, *tiny, sweep["command"][-1]]
+    arguments = {"retrieval.k": {"value": 4}, "eval.local": {"value": 250}}
+    agent._command_run({"run_id": "r4n1", "program": sweep["program"], "args": arguments})
+    assert agent._run_processes["r4n1"].wait() == 0
+    (path,) = (tmp_path / "records" / "rows").iterdir()
+    record = read_json(path)
+    assert (record["settings"]["k"], record["settings"]["local"], record["settings"]["eval_length"]) == (4, 250, 2048)
+    assert sweep["metric"]["name"] in record["results"]
+    logged = {folder.name.rpartition("-")[2] for folder in (tmp_path / "wandb").glob("offline-run-*")}
+    assert logged == {"r4n1"}

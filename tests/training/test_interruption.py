@@ -75,7 +75,6 @@ def test_a_launchers_handler_is_called_after_the_checkpoint(tmp_path, expected):
 
 
 def test_two_processes_stop_at_the_same_step(tmp_path):
-    """The first one that is logged after one of them was asked to."""
     assert exit_codes(2, train_and_be_terminated, "transformer", tmp_path, 14) == [128 + signal.SIGTERM] * 2
     assert newest(tmp_path) == "step-00000015.ckpt"
 

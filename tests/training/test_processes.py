@@ -12,8 +12,7 @@ from landmark.training.sharding import layers
 from landmark.utils.metrics_csv import read_metrics
 from tests.configurations import compose_conf, decoder_config
 from tests.together import together
-from tests.training.together_case import train, train_all
-from tests.training.training_case import EXTRAS
+from tests.training.training_case import EXTRAS, train_all, train_exactly
 
 XL = {"kind": "transformer_xl"}  # several windows a step
 # Random draws beside the text; Muon needs whole matrices; a context miss token is computed by the layers. A window is a
@@ -32,16 +31,16 @@ CASES |= {name: ("one", [*range(1, 7)]) for name in ("two", "two_sharded", "four
 def trained(tmp_path_factory):
     """By one process; by two or four; by one, two and one again; by four that share the weights, two and one."""
     root = tmp_path_factory.mktemp("processes")
-    train(root / "xl", **XL)
-    train(root / "xl_changing", **XL, stop=12)  # its last checkpoint is of step 8
-    train(root / "one", **SMALL)
-    train(root / "one_bf16", **SMALL | MIXED)
+    train_exactly(root / "xl", **XL)
+    train_exactly(root / "xl_changing", **XL, stop=12)  # its last checkpoint is of step 8
+    train_exactly(root / "one", **SMALL)
+    train_exactly(root / "one_bf16", **SMALL | MIXED)
     together(4, train_all, root, {"four_sharded": SHARDED, "fewer_sharded": SHARDED | {"stop": 3}})
     by_two = {"xl_two": XL, "xl_changing": XL | {"stop": 20}, "two": SMALL, "two_sharded": SHARDED}
     by_two |= {"fewer_sharded": SHARDED | {"stop": 5}, "two_bf16": SHARDED | MIXED}
     together(2, train_all, root, by_two)
-    train(root / "xl_changing", **XL)
-    train(root / "fewer_sharded", **SMALL)
+    train_exactly(root / "xl_changing", **XL)
+    train_exactly(root / "fewer_sharded", **SMALL)
     return root
 
 
@@ -50,10 +49,11 @@ def last_checkpoint(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_checkpoints_are_those_of_one_process(trained, case):
-    """Weights and the optimizer's state. Only sums are made in another order: a float64's rounding error, through all
-    steps."""
-    expected, ours = (last_checkpoint(trained / name) for name in (CASES[case][0], case))
+def test_checkpoints_and_losses_are_those_of_one_process(trained, case):
+    """Weights and the optimizer's state; all losses that are logged, to the nine digits that are. Only sums are made in
+    another order: a float64's rounding error, through all steps."""
+    one, steps = CASES[case]
+    expected, ours = (last_checkpoint(trained / name) for name in (one, case))
     assert list(ours["state_dict"]) == list(expected["state_dict"])
     for name, weight in expected["state_dict"].items():
         assert weight.dtype == torch.float64
@@ -64,28 +64,19 @@ def test_checkpoints_are_those_of_one_process(trained, case):
     for name in ("train/loss", "validation/loss"):
         losses = [each["measurements"]["latest"][name] for each in (ours, expected)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_losses_are_those_of_one_process(trained, case):
-    """All that are logged, to the nine digits that are."""
-    one, steps = CASES[case]
     expected, ours = (read_metrics(trained / name / "run" / "metrics.csv") for name in (one, case))
     assert [row["step"] for row in ours] == steps
     for row, other in zip(ours, expected, strict=True):
-        losses = {name for name in other if name.endswith(("/loss", "/gradient_norm", "/learning_rate"))}
-        assert [row[name] for name in losses] == pytest.approx([other[name] for name in losses], rel=2e-9)
+        names = {name for name in other if name.endswith(("/loss", "/gradient_norm", "/learning_rate"))}
+        assert [row[name] for name in names] == pytest.approx([other[name] for name in names], rel=2e-9)
 
 
-def test_weights_of_a_finished_run_are_whole(trained):
+def test_weights_of_a_finished_run_are_whole_and_mixed_precision_learns_the_same(trained):
     folder = trained / "four_sharded"
     saved, kept = load(folder / "run").state_dict(), last_checkpoint(folder)["state_dict"]
     assert {f"model.{name}" for name in saved} == set(kept)
     for name, weight in saved.items():
         torch.testing.assert_close(weight.double(), kept[f"model.{name}"], rtol=0, atol=1e-6)
-
-
-def test_mixed_precision_learns_the_same(trained):
     expected, ours = (read_metrics(trained / f"{name}_bf16" / "run" / "metrics.csv")[-1] for name in ("one", "two"))
     assert ours["validation/loss"] == pytest.approx(expected["validation/loss"], rel=1e-4)
 
@@ -94,14 +85,20 @@ SHAPE = decoder_config("landmark", 320, 3, 2, 8, 32, landmark_id=257, block_size
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4])
-def test_layers_of_transformers_are_the_units(tmp_path, lora_rank):
+def test_layers_of_transformers_are_the_units_and_their_weights_gathered_elsewhere_are_saved(tmp_path, lora_rank):
+    """The sharded trainings above save those of a decoder."""
     pytest.importorskip("transformers")
     from landmark.models.pretrained import start_from
     from tests.huggingface.conftest import make_model
 
-    make_model("qwen3").save_pretrained(tmp_path)
-    found = layers(start_from(str(tmp_path), SHAPE, lora_rank))
-    assert {type(layer).__name__ for layer in found} == {"Qwen3DecoderLayer"}
+    make_model("qwen3").save_pretrained(tmp_path / "base")
+    model = start_from(str(tmp_path / "base"), SHAPE, lora_rank)
+    assert {type(layer).__name__ for layer in layers(model)} == {"Qwen3DecoderLayer"}
+    if lora_rank is None:
+        state = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+        save(model, tmp_path, state)
+        for name, tensor in load(tmp_path).state_dict().items():
+            assert torch.equal(tensor, state[name])
 
 
 @pytest.mark.parametrize("experiment", ["finetune_llama", "table1_pg19"])
@@ -109,17 +106,3 @@ def test_the_preset_composes(experiment):
     config = to_config(compose_conf([f"+experiment={experiment}", "trainer=fsdp"]))
     check(config)
     assert (config.trainer.strategy, config.trainer.accelerator) == ("fsdp", "gpu")
-
-
-def test_weights_gathered_elsewhere_are_saved(tmp_path):
-    """Of a model of transformers; the sharded trainings above save those of a decoder."""
-    pytest.importorskip("transformers")
-    from landmark.models.pretrained import start_from
-    from tests.huggingface.conftest import make_model
-
-    make_model("llama").save_pretrained(tmp_path / "base")
-    model = start_from(str(tmp_path / "base"), SHAPE)
-    state = {name: tensor + 1 for name, tensor in model.state_dict().items()}
-    save(model, tmp_path, state)
-    for name, tensor in load(tmp_path).state_dict().items():
-        assert torch.equal(tensor, state[name])

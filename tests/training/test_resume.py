@@ -10,7 +10,7 @@ import landmark.training.lightning_module
 from landmark.training import discard_checkpoints
 from landmark.training.checkpointing import checkpoints, hash_path
 from landmark.utils.errors import UserError
-from landmark.utils.metrics_csv import read_metrics
+from landmark.utils.metrics_csv import COLUMNS, append_metrics, drop_lines_after, read_metrics
 from tests.together import exit_codes
 from tests.training.training_case import KINDS, MASKED, assert_same_weights, fails, make_config, run, train_and_die
 
@@ -59,7 +59,6 @@ def test_finished_run_returns_at_once(plain, monkeypatch):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
-    """A run that an error stopped at step 30."""
     folder = tmp_path_factory.mktemp("stopped")
 
     with pytest.raises(KeyError):
@@ -69,7 +68,6 @@ def stopped(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def interrupted(stopped, tmp_path) -> Path:
-    """A copy of it."""
     return shutil.copytree(stopped, tmp_path / "interrupted")
 
 
@@ -103,8 +101,10 @@ class Malicious:
         return Path.mkdir, (self.folder,)
 
 
-def test_checkpoint_that_would_run_code_is_refused(interrupted):
-    """Even with the right hash beside it."""
+def test_checkpoints_of_another_configuration_and_those_that_would_run_code_are_refused(interrupted):
+    with pytest.raises(UserError, match=r"train\.max_lr: 0\.001 here, 0\.002 there"):
+        run(make_config("transformer", max_lr=1e-3), interrupted)
+    # Even with the right hash beside it.
     proof = interrupted / "executed"
     for path in checkpoints(interrupted / "run" / "checkpoints"):
         torch.save({**torch.load(path, weights_only=True), "extra": Malicious(proof)}, path)
@@ -114,11 +114,6 @@ def test_checkpoint_that_would_run_code_is_refused(interrupted):
     assert not proof.exists()
     torch.load(path, weights_only=False)
     assert proof.exists()
-
-
-def test_checkpoint_of_another_configuration(interrupted):
-    with pytest.raises(UserError, match=r"train\.max_lr: 0\.001 here, 0\.002 there"):
-        run(make_config("transformer", max_lr=1e-3), interrupted)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +129,19 @@ def test_cadences_and_micro_batches_may_change_on_resumption(plain, interrupted,
         assert [row["step"] for row in measured(interrupted)] == [row["step"] for row in measured(folder)]
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], weight, rtol=0, atol=tolerance)
+
+
+def test_a_line_cut_short_is_dropped_and_a_file_of_fewer_columns_is_gone_on_with(tmp_path):
+    path = tmp_path / "run" / "metrics.csv"
+    path.parent.mkdir()
+    path.write_text("step,train/loss,validation/loss\n1,2,\n2,1.5,1.25\n3,1")
+    first = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.5, "validation/loss": 1.25}]
+    assert read_metrics(path) == first
+    drop_lines_after(path, 2)
+    append_metrics(path, 3, {"train/gradient_norm": 0.5})
+    assert read_metrics(path) == [*first, {"step": 3, "train/gradient_norm": 0.5}]
+    drop_lines_after(path, 0)  # a new run starts a new file
+    assert path.read_text() == ",".join(COLUMNS) + "\n"
+    path.parent.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"metrics\.csv cannot be written, its folder was moved or deleted"):
+        append_metrics(path, 1, {"train/loss": 2.0})

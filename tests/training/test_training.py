@@ -10,15 +10,7 @@ from landmark.models import checkpoint
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
-from tests.training.training_case import (
-    EXTRAS,
-    KINDS,
-    TOKENIZER,
-    make_config,
-    make_corpus,
-    make_model,
-    run,
-)
+from tests.training.training_case import EXTRAS, KINDS, TOKENIZER, make_config, make_corpus, make_model, run
 
 
 def weights(model) -> torch.Tensor:

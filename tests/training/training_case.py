@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,8 @@ from landmark.training.lightning_module import LanguageModelTraining
 from landmark.utils.files import write_atomic
 
 EXTRAS = "landmark_extras"  # with a context miss token, positional jumps, and all that makes models look back
-LOOKING_BACK = {
-    "key_offset": 0.5,
-    "rotary_fraction": 0.5,
-    "landmark_key": "mean",
-    "landmark_bias": True,
-    "qk_norm": True,
-    "initialisation": "fan_in",
-}
+LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "landmark_key": "mean", "landmark_bias": True}
+LOOKING_BACK |= {"qk_norm": True, "initialisation": "fan_in"}
 MASKED = "landmark_mlm"
 KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
 TOKENIZER = load_tokenizer("bytes")
@@ -84,13 +79,7 @@ def make_corpus(folder: Path) -> Corpus:
         tokens[::400] = TOKENIZER.eot
         if not (folder / f"{split}.bin").exists():
             write_atomic(folder / f"{split}.bin", tokens.tobytes())  # processes that train together make it at once
-        splits[split] = {
-            "file": f"{split}.bin",
-            "sha256": f"of {split}",
-            "documents": 10,
-            "bytes": 4000,
-            "words": 1,
-        }
+        splits[split] = {"file": f"{split}.bin", "sha256": f"of {split}", "documents": 10, "bytes": 4000, "words": 1}
     return Corpus(folder, {"dtype": "<u2", "splits": splits})
 
 
@@ -126,12 +115,10 @@ class At(DummyLogger):
 
 
 def signals(number: int, step: int) -> At:
-    """Sends this process a signal when a step is logged."""
     return At(step, lambda: os.kill(os.getpid(), number))
 
 
 def fails(step: int) -> At:
-    """Raises KeyError when a step is logged."""
 
     def stop() -> None:
         raise KeyError("stop")
@@ -160,3 +147,26 @@ def train_and_be_terminated(kind: str, folder: Path, step: int) -> None:
 
     LanguageModelTraining.training_step = step_and_be_terminated
     run(make_config(kind), folder)
+
+
+def train_exactly(folder, kind, stop=None, strategy="auto", **changes):
+    """In float64, so that sums in another order differ in the fifteenth digit and not the sixth."""
+    config = make_config(kind, **{"steps": 24, "precision": "64-true"} | changes)
+    config.trainer.strategy = strategy
+    model = make_model(config)
+    if config.train.precision != "bf16-mixed":
+        model.double()  # a checkpoint's weights are read before Lightning makes them float64
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    loggers = [] if stop is None else [fails(stop)]
+    with nullcontext() if stop is None else suppress(KeyError):
+        corpus = make_corpus(folder / "data")
+        train(model, corpus, TOKENIZER, config, folder / "run", loggers, identity_of(config, corpus))
+
+
+def train_all(root, plan):
+    """One after the other: {"ddp/landmark": {"kind": "landmark", "stop": None}, …}.
+
+    `stop`: the step at which an error stops it; what stands beside it changes the settings of the training.
+    """
+    for name, case in plan.items():
+        train_exactly(root / name, **case)

@@ -52,6 +52,9 @@ def test_a_chat_is_what_the_template_writes():
         "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho waits?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert Chats(make_tokenizer()).ids(chat[:1]) == make_tokenizer()("user: Who waits?\nassistant:")["input_ids"]
+    chats = Chats(chat_tokenizer("{{ raise_exception('no system role') }}"))
+    with pytest.raises(UserError, match="template refuses them .*no system role"):
+        chats.ids([user("Who?")])
 
 
 def test_after_a_document_only_what_begins_a_text_is_left_out():
@@ -74,12 +77,6 @@ def test_the_names_of_special_tokens_are_text_in_a_message(template):
     written = chats.ids([user("a"), said("a"), user("Then?")])
     assert [each for each in ids if each in special] == [each for each in written if each in special]
     assert tokenizer.decode(ids).count(text) == 2
-
-
-def test_a_template_that_refuses_a_role_says_so():
-    chats = Chats(chat_tokenizer("{{ raise_exception('no system role') }}"))
-    with pytest.raises(UserError, match="template refuses them .*no system role"):
-        chats.ids([user("Who?")])
 
 
 @pytest.mark.parametrize("opened", [True, False])

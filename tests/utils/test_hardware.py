@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from landmark.utils.flops import keys_per_query, peak_flops
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 
 LINUX = sys.platform.startswith("linux")
@@ -46,3 +47,30 @@ def test_an_earlier_phase_does_not_count():
     assert peak_memory_bytes() > before + 100e6
     reset_peak_memory()
     assert peak_memory_bytes() < before + 100e6
+
+
+@pytest.mark.parametrize(("length", "window", "cache"), [(48, 16, 16), (50, 16, 24), (40, 16, 0), (10, 16, 16)])
+def test_keys_of_recurrent_windows(length, window, cache):
+    seen = []
+    for position in range(length):
+        start = position // window * window
+        seen.append(position - start + 1 + min(start, cache))
+    assert keys_per_query(length, window, cache) == pytest.approx(sum(seen) / length)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA A10G", 70e12),
+        ("cpu", None),
+    ],
+)
+def test_peak_by_name(name, peak):
+    assert peak_flops(name, "bf16-mixed") == peak
+    assert peak_flops(name, "32-true") is None

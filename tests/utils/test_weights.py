@@ -13,7 +13,7 @@ def model():
     return nn.Sequential(nn.Embedding(300, 8), nn.Linear(8, 64))
 
 
-def test_one_changed_number_is_another_model():
+def test_one_changed_number_type_or_shape_is_another_model_and_a_weight_without_content_none():
     changed = model()
     before = weights_digest(changed)
     assert before == weights_digest(model())
@@ -26,13 +26,12 @@ def test_one_changed_number_is_another_model():
     assert weights_digest(changed) == before
     changed[1].weight.data = changed[1].weight.data * 1.5
     assert weights_digest(changed) != before
-
-
-def test_types_and_shapes_count():
     assert weights_digest(model()) != weights_digest(model().bfloat16())
     one, other = nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False)
     other.weight.data = one.weight.data.view(4, 8)
     assert weights_digest(one) != weights_digest(other)
+    with pytest.raises(UserError, match=r"1.weight: the weight has no content here"):
+        weights_digest(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
 
 
 class Quantised(torch.Tensor):
@@ -68,8 +67,3 @@ def test_quantised_weights_are_their_numbers_and_scales():
 
     assert quantised() == quantised()
     assert len({quantised(), quantised(number=0), quantised(scale=0.25)}) == 3
-
-
-def test_a_weight_without_content_is_refused():
-    with pytest.raises(UserError, match=r"1.weight: the weight has no content here"):
-        weights_digest(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))

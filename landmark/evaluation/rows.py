@@ -14,7 +14,7 @@ from landmark.config.schema import UNIQUE_BLOCKS
 from landmark.data.evaluation_texts import copies, segments, text_size
 from landmark.evaluation.chunks import penultimate_chunk_start
 from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses, loss_entries
-from landmark.evaluation.retrieval import RetrievalStatistics
+from landmark.evaluation.retrieval import RetrievalMap, RetrievalStatistics
 from landmark.memory import Memory
 from landmark.utils.significance import clopper_pearson, mean_and_error
 
@@ -69,14 +69,16 @@ def evaluate_copy(
 
     Returns prompts (segments); the entries of `loss_entries` of the second copies and those of `Measurement`;
     first_copy, first_copy_se, second_copy, second_copy_se (nats a token, standard errors over segments) and
-    first_segments.
+    first_segments; where a memory of landmarks retrieves, copy_map (see `RetrievalMap.summary`).
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     tokens, starts = copies(settings, stream)
     count, length = tokens.shape
-    losses = np.zeros((count, length - 1))
+    losses, observer = np.zeros((count, length - 1)), None
+    if model.config.kind == "landmark" and model.config.block_size is not None:
+        observer = RetrievalMap(settings.length, measured.local, model.config.block_size)
     for numbers in measured.batches([length] * count):
-        losses[numbers] = measured.losses(tokens[numbers], measured.new_memory())
+        losses[numbers] = measured.losses(tokens[numbers], measured.new_memory(observer))
 
     def sums(copy: int) -> list[list[float]]:
         """Of each segment, from the second token of a copy on; the token at position p is predicted at p − 1."""
@@ -85,6 +87,7 @@ def evaluate_copy(
 
     second, compared = loss_entries(sums(1)), sums(0)
     first, first_error = mean_and_error(compared)
+    copy_map = None if observer is None else observer.summary(count)
     return {
         "prompts": count,
         **second,
@@ -92,6 +95,7 @@ def evaluate_copy(
         **measured.entries(measured.done, settings.length - 1),
         **{"first_copy": first, "first_copy_se": first_error, "first_segments": compared},
         **{"second_copy": second["nll"], "second_copy_se": second["nll_se"]},
+        **({} if copy_map is None else {"copy_map": copy_map}),
     }
 
 

@@ -1,4 +1,4 @@
-"""Panels by Altair: curves, dots beside names and heat maps; and their PNG, without a browser."""
+"""Panels by Altair: curves, dots beside names, heat maps and maps of a text; and their PNG, without a browser."""
 
 import colorsys
 import io
@@ -19,7 +19,8 @@ INK = "#333333"  # of the paper's numbers and of reference lines
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
 CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 SOLID, DASHED, DOTTED = (1, 0), (6, 3), (2, 2)
-WIDTH, HEIGHT, LINE = 400, 270, 22  # pixels: of a panel, of a line of dots
+WIDTH, HEIGHT, LINE, SIDE = 400, 270, 22, 320  # pixels: of a panel, of a line of dots, of a square map
+_HEAT = ["#FFFFFF", "#FDD0A2", "#E6550D", "#7F2704"]
 _APART: dict[str, Any] = dict.fromkeys(("stroke", "fill", "shape", "strokeDash"), "independent")  # scales, and legends
 _SMALL = {"labelFontSize": 10, "titleFontSize": 10, "titleFontWeight": "normal", "labelLimit": 300}
 _GREY = {"gridColor": "#E3E3E3", "domainColor": "#888888", "tickColor": "#888888"}
@@ -247,6 +248,41 @@ def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], fl
     numbers = base.mark_text(fontSize=10).encode(alt.Text("text:N"), alt.Color("colour:N", scale=None))
     layers = [shades.transform_filter("isValid(datum.value)"), numbers]
     return Panel(title, _layered(made, layers, WIDTH - 60, HEIGHT))
+
+
+def square_map(
+    title: str,
+    values: Sequence[Sequence[float]],
+    cell: int,
+    length: int,
+    titles: tuple[str, str, str],
+    *,
+    highest: float,
+    marked: int,
+    note: str = "",
+) -> Panel:
+    """A map of a text over itself. Cells of 0 are left blank. values: for each cell across the values upwards. cell,
+    length: tokens of a side, and of the text. titles: across, up, values. highest: darkest. marked: a position with
+    dashed lines.
+    """
+    across, up, measured = titles
+    made = [
+        {"x": x * cell, "x2": (x + 1) * cell, "y": y * cell, "y2": (y + 1) * cell, "value": value}
+        for x, column in enumerate(values)
+        for y, value in enumerate(column)
+        if value
+    ]
+    axis = {"scale": {"domain": [0, length]}, "axis": {"format": ",d", "tickCount": 5, "grid": False}}
+    places = [
+        _axis(alt.X, "x", {"title": f"{across}, tokens"} | axis),
+        _axis(alt.Y, "y", {"title": f"{up}, tokens"} | axis),
+    ]
+    scale = alt.Scale(range=_HEAT, interpolate="rgb", domain=[0, highest or 1])
+    shade = alt.Fill("value:Q", scale=scale, legend=alt.Legend(title=measured, gradientLength=SIDE / 2))
+    squares = alt.Chart().mark_rect().encode(*places, alt.X2("x2"), alt.Y2("y2"), shade)
+    rule = _once().mark_rule(color="#888888", strokeDash=DASHED)
+    chart = _layered(made, [squares, *(rule.encode(**{way: alt.datum(marked)}) for way in "xy")], SIDE, SIDE)
+    return Panel(title, chart.properties(view={"fill": _HEAT[0]}), note=note)
 
 
 def _once() -> alt.Chart:

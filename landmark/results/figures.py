@@ -15,6 +15,8 @@ from landmark.results.columns import TableRow
 from landmark.results.tables import Table
 
 FAR, FAR_PERCENT = 1.3, 30.0  # perplexities above this many medians, and changes above it, leave the picture
+BY_CHANCE = ("recent", "random")  # scorers that do not look at the text
+SHARES = {"attention": "share of attention", "queries": "blocks a token retrieves"}
 KINDS = {  # kinds of measurement: title of their panel, and the values that panels show, as in `PanelConfig`
     "text": ("Perplexity", "perplexity", "difference"),
     "hidden": ("Perplexity of hidden tokens", "perplexity", "difference"),
@@ -56,8 +58,8 @@ def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
 
 
 def _rows(table: Table) -> Lines:
-    """A line of panels for each kind of measurement, of all rows."""
-    drawn = []
+    """A line of panels for each kind of measurement, of all rows; above them maps of the retrieved blocks."""
+    drawn = [_maps(table)]
     for part, title, value, *more in _kinds(table):
         rows, base = {row.name: [row] for row in part.rows}, part.rows[0].name
         if table.is_partial and base != table.asked[0]:
@@ -216,6 +218,43 @@ def _copies(title: str, rows: Mapping[str, TableRow], x: Options) -> Panel:
 
 
 # ---- pictures of one experiment
+
+
+def mapped(table: Table) -> list[TableRow]:
+    """The row whose map is shown, and one of its length that retrieves the most recent blocks, if any. Rows with such a
+    neighbour come first, then those with the longest text, then the best one.
+    """
+    known = [row for row in table.rows if _map(table, row)]
+    recent = {row.length: row for row in reversed(known) if row.scorer == "recent"}
+    looking = [row for row in known if row.scorer not in BY_CHANCE] or known
+    if not looking:
+        return []
+    first = max(looking, key=lambda row: (row.length in recent, row.length, -(row.second_copy or 0.0)))
+    second = recent.get(first.length, first)
+    return [first] if second is first else [first, second]
+
+
+def _map(table: Table, row: TableRow) -> dict[str, Any] | None:
+    """Which blocks the tokens of the probe `copy` retrieve, of the first seed. A CSV has none."""
+    return table.records[row.name][0]["results"].get("copy_map") if table.records else None
+
+
+def _maps(table: Table) -> list[Panel]:
+    """One scale of colours for all maps."""
+    shown = [(row, found) for row in mapped(table) if (found := _map(table, row))]
+    highest = max((value for _, found in shown for line in found["best"] for value in line), default=0.0)
+    made = []
+    for row, found in shown:
+        half = row.length // 2
+        note = f"layer {found['layer']}, head {found['head']}; the text is repeated from token {half:,} on"
+        if found["found"] is not None:
+            share = f"{100 * found['found']:.0f} %"
+            note += f"; from the next chunk on {share} of the tokens find their earlier occurrence"
+        title = f"Which blocks the tokens retrieve: {row.name}"
+        titles = ("position of the token", "position of the block retrieved", SHARES[found["share_of"]])
+        marks = {"highest": highest, "marked": half, "note": note}
+        made.append(charts.square_map(title, found["best"], found["cell"], row.length, titles, **marks))
+    return made
 
 
 def _heat(table: Table) -> Lines:

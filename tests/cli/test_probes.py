@@ -4,6 +4,7 @@ import csv
 import math
 import re
 
+import numpy as np
 import pytest
 
 from landmark.experiment.records import Records
@@ -60,6 +61,8 @@ def test_a_record_has_the_probe_and_its_sums_and_several_seeds_a_mean_and_a_devi
     assert copy["results"]["perplexity"] == pytest.approx(math.exp(copy["results"]["nll"]))
     assert copy["results"]["memory"]["retrievals"] > 0
     assert records["once_96"]["results"]["second_copy_se"] is None  # of one segment
+    assert [name for name, record in records.items() if "copy_map" in record["results"]] == ["landmark_240"]
+    assert np.shape(copy["results"]["copy_map"]["best"]) == (5, 5)  # 239 tokens read, in blocks of 50
 
     def seed(**results):
         return records["landmark_96"] | {"results": records["landmark_96"]["results"] | results}

@@ -1,4 +1,4 @@
-"""Retrievals of real models against plain loops."""
+"""Observers of a memory: retrievals made by hand, and those of real models against plain loops."""
 
 from dataclasses import replace
 
@@ -6,20 +6,167 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.evaluation.retrieval import distinct
-from landmark.evaluation.rows import evaluate
+from landmark.data.evaluation_texts import copies
+from landmark.evaluation.retrieval import CELLS, RetrievalMap, distinct
+from landmark.evaluation.rows import evaluate, evaluate_copy
+from landmark.memory.layer import QuerySelection
+from landmark.memory.retrievals import Retrieval
 from landmark.memory.settings import GRANULARITIES
+from landmark.memory.store import BlockStore
 from landmark.models import Decoder
 from tests.evaluation import test_perplexity
-from tests.evaluation.test_perplexity import LANDMARK, TOKENIZER, model_of
-from tests.evaluation.test_probes import stream
+from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, XL, model_of
+from tests.evaluation.test_probes import settings, stream
 
 __all__ = ["stream"]  # a fixture
 
 BLOCK = 5  # of the model LANDMARK
 
 
-def test_only_unique_blocks_have_statistics(stream):
+def kept(blocks):
+    """A store to which so many blocks were added."""
+    store = BlockStore()
+    store.added = blocks
+    return store
+
+
+def summary(found):
+    """Of one text."""
+    shown = found.summary(1)
+    assert shown is not None
+    return shown
+
+
+def by_hand(weights=True, layer=0):
+    """The second chunk's retrievals of a text of 8 tokens, in blocks of 2 and chunks of 4, with one head.
+
+    Its tokens are 4, 5, a landmark and 6; the last, 7, is not read. Two blocks are in memory. Token 4 gives 0.5 of its
+    attention to block 0 and 0.1 to block 1; tokens 5 and 6 give 0.25 to block 1.
+    """
+    ages = torch.tensor([[2, 1], [0, 1], [2, 1], [0, 1]])[None, None]  # tokens 4, 5, a landmark, token 6
+    given = torch.tensor([[0.5, 0.1], [0.0, 0.25], [0.9, 0.1], [0.0, 0.25]])[None, None]
+    return Retrieval(layer, 6, kept(2), ages, given if weights else None)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_queries_below_the_cutoff_retrieve_nothing(weights):
+    """Of tokens 4 and 5, a landmark and token 6 the second and the third retrieve; the landmark is not counted."""
+    retrieves = torch.tensor([[[False, True, True, False]]])
+    indices = torch.tensor([[[1, 2]]])
+    selection = QuerySelection(torch.full((1, 1, 4), 0.5), retrieves, indices, torch.ones(1, 1, 2, dtype=torch.bool))
+    full = by_hand()
+    ages, given = full.per_query()
+    part = replace(full, ages=ages[:, :, 1:3], weights=given[:, :, 1:3], selection=selection)
+    found = RetrievalMap(8, 4, 2)
+    found(part if weights else replace(part, weights=None))
+    shown = summary(found)
+    assert shown["best"][2:] == [[0, 0.125 if weights else 0.5, 0, 0], [0, 0, 0, 0]]
+    assert (shown["found"], shown["share_of"]) == (None, "attention" if weights else "queries")
+
+
+def test_the_head_with_most_weight_for_the_earlier_occurrence_is_shown():
+    """Token i of the second copy finds block (i − 4) // 2: block 0 for tokens 4 and 5, block 1 for token 6."""
+    found = RetrievalMap(8, 4, 2)
+    found(by_hand(layer=1))
+    most = by_hand(layer=0)  # more attention to retrieved blocks, less to the right ones
+    found(replace(most, weights=torch.tensor([[0.1, 0.9], [0.0, 0.9], [0.0, 0.0], [0.0, 0.2]])[None, None]))
+    shown = summary(found)
+    assert (shown["layer"], shown["head"]) == (1, 0)
+    assert shown["best"][2] == pytest.approx([0.25, 0.175, 0, 0], abs=1e-4)
+
+
+def test_a_query_that_retrieves_nothing_has_not_found_the_first_block():
+    """12 tokens in blocks of 2 and chunks of 7. Tokens 7 to 10 need the blocks 0, 1, 1 and 2."""
+    found = RetrievalMap(12, 7, 2)
+    ages = torch.tensor([0, 0, 1, 1, 0, 2])[None, None, :, None]  # of token 7, a landmark, 8, 9, a landmark, 10
+    found(Retrieval(0, 10, kept(3), ages, torch.where(ages > 0, 0.5, 0.0)))
+    assert summary(found)["found"] == 0
+
+
+def test_long_texts_have_cells_of_several_blocks():
+    found = RetrievalMap(2 * 5 * CELLS + 2, 10, 5)
+    assert found.cell == 15
+    assert (found.size - 1) * 15 < 2 * 5 * CELLS + 1 <= found.size * 15
+
+
+def plain_map(model, texts, config, layer, head):
+    """The map of a head and the share of blocks found, by loops over what the observer is told."""
+    length, local, block = config.eval.length, config.eval.local, BLOCK
+    size = -(-(length - 1) // block)
+    sums, queries, hits, counted = np.zeros((size, size)), np.zeros(size), 0, 0
+    for text in texts:
+        told = []
+        memory = model.new_memory(
+            k=config.retrieval.k,
+            granularity=config.retrieval.granularity,
+            max_blocks=config.memory.blocks,
+            scorer=config.retrieval.scorer,
+            observer=told.append,
+        )
+        for start in range(0, length - 1, local):
+            told.clear()
+            before = start // block
+            with torch.no_grad():
+                model(text[None, start : min(start + local, length - 1)], memory=memory)
+            ages, weights = (each[0, head].tolist() for each in told[layer].per_query())
+            token = start
+            for place, (each, share) in enumerate(zip(ages, weights, strict=True)):
+                if (told[layer].position + place) % (BLOCK + 1) == BLOCK:
+                    continue
+                queries[token // block] += 1
+                chosen = [before - age for age in each if age]
+                for number, weight in zip(chosen, [w for a, w in zip(each, share, strict=True) if a], strict=True):
+                    sums[token // block, number] += weight
+                earlier = (token - length // 2) // block
+                if token // local > length // 2 // local and earlier < before:
+                    counted += 1
+                    hits += earlier in chosen
+                token += 1
+    return sums / queries[:, None], hits / counted
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize(
+    ("length", "local", "blocks", "scorer"),
+    [(80, 17, None, "landmark"), (80, 17, 4, "mean_key"), (84, 43, None, "landmark"), (84, 17, None, "recent")],
+)
+def test_a_real_map_equals_plain_loops(stream, granularity, length, local, blocks, scorer):
+    model, config = model_of(LANDMARK), settings(length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
+    config.retrieval.granularity, config.retrieval.scorer = granularity, scorer
+    shown = evaluate_copy(model, stream, config)["copy_map"]
+    texts = torch.from_numpy(copies(config.eval, stream)[0])
+    expected = {(layer, head): plain_map(model, texts, config, layer, head) for layer in range(2) for head in range(2)}
+    best, found = expected[shown["layer"], shown["head"]]
+    np.testing.assert_allclose(shown["best"], best, atol=1e-4)
+    assert shown["found"] == pytest.approx(found, abs=1e-4)
+    assert (found == 0) == (scorer == "recent" or blocks is not None)
+    assert (shown["cell"], shown["share_of"]) == (BLOCK, "attention")
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_queries_are_counted_for_every_granularity(stream, granularity):
+    """As with a fused kernel, which tells no weights: heads or queries that choose together have one set."""
+    model, found = model_of(LANDMARK), RetrievalMap(60, 17, 5)
+    memory = model.new_memory(
+        k=2, granularity=granularity, observer=lambda retrieval: found(replace(retrieval, weights=None))
+    )
+    for chunk in torch.from_numpy(stream.tokens[:59].astype(np.int64))[None].split(17, 1):
+        with torch.no_grad():
+            model(chunk, memory=memory)
+    shown = summary(found)
+    assert shown["share_of"] == "queries"
+    per_query = np.array(shown["best"]).sum(1)
+    np.testing.assert_allclose(per_query, [0, 0, 0, 2 * 3 / 5, *[2] * 8], atol=1e-3)  # chunks begin at 17, 34 and 51
+
+
+def test_only_rows_that_retrieve_have_a_map_and_only_unique_blocks_statistics(stream):
+    for config, given in (
+        (LANDMARK, settings(60)),  # one chunk
+        (LANDMARK, settings(60, 17, k=0)),
+        (PLAIN, settings(60)),
+        (XL, settings(60, 16)),
+    ):
+        assert "copy_map" not in evaluate_copy(model_of(config), stream, given)
     assert "retrieval" not in evaluate(model_of(LANDMARK), stream, TOKENIZER, of_text(local=20))  # unless asked for
 
 

@@ -25,7 +25,7 @@ from tests.results.made_up import composed, made_up, tabulate
 
 ROOT = Path(__file__).parents[2]
 LISTED = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if "\npanels:" in path.read_text())
-LOSS = "Loss on a text, and when it is repeated"
+MAP, LOSS = "Which blocks the tokens retrieve: ", "Loss on a text, and when it is repeated"
 
 # An experiment: its figure, titles of the first panels, and a column that its table has.
 SHOWN = {
@@ -218,35 +218,79 @@ def test_series_of_one_length_stand_beside_their_names_and_those_without_rows_ar
     assert [each.get("name") for each in points(first)] == drawn or drawn is None
 
 
-# ---- the probe `copy`: the loss on both copies
+# ---- the probe `copy`: maps of the blocks that tokens retrieve, and the loss on both copies
 
 
 @pytest.fixture
 def record(configure):
-    """A row's record."""
+    """A row's record. best: value of the block half a text before, for a row with a map."""
 
-    def made(name):
-        record = row_record(configure("eval.length=400", "eval.task=copy"), name, 5.0)
+    def made(name, *overrides, length=400, best=None, scorer="landmark", found=0.9, share_of="attention"):
+        words = [f"eval.length={length}", "eval.task=copy", f"retrieval.scorer={scorer}", *overrides]
+        record = row_record(configure(*words), name, 5.0)
         copies = {"first_copy": 2.0, "first_copy_se": 0.1, "second_copy": 1.5, "second_copy_se": 0.2, "prompts": 50}
         record["results"] |= copies
+        if best is not None:
+            size = length // 50
+            cells = [[best * (row - size // 2 == block) for block in range(size)] for row in range(size)]
+            maps = {"best": cells, "cell": 50, "share_of": share_of}
+            record["results"]["copy_map"] = {"layer": 3, "head": 1, "found": found} | maps
         return [record]
 
     return made
 
 
-def test_both_copies_are_shown_with_their_errors(record):
-    table = build("t", {"a_400": record("a_400")})
-    ((losses,),) = panels(table)
+@pytest.mark.parametrize("best", [None, 0.0, 0.6])
+def test_a_map_shows_each_cell_in_tokens_and_below_it_the_losses(record, best):
+    table = build("t", {"a_400": record("a_400", best=best)})
+    *maps, (losses,) = panels(table)
     assert losses.title == LOSS
     first, second = points(losses)
     assert (first["low"], first["x"], second["x"], second["high"]) == pytest.approx((1.9, 2.0, 1.5, 1.7))
     assert draw(table).startswith(b"\x89PNG")
-    check_drawn(losses)
+    for panel in chain(*maps, [losses]):
+        check_drawn(panel)
+    if best is None:
+        return
+    ((shown,),) = maps
+    cells = points(shown)
+    expected = [(x, x + 50, x - 200, x - 150) for x in (200, 250, 300, 350)] if best else []
+    assert [(each["x"], each["x2"], each["y"], each["y2"]) for each in cells] == expected
+    assert {each["value"] for each in cells} == ({0.6} if best else set())
+    assert shown.note.startswith("layer 3, head 1; the text is repeated from token 200 on")
+    assert "90 % of the tokens" in shown.note
+
+
+def test_the_row_of_the_same_length_that_retrieves_recent_blocks_stands_beside(record):
+    rows = {
+        "long_800": record("long_800", best=0.9, length=800),
+        "recent_400": record("recent_400", best=0.1, scorer="recent", found=0.0),
+        "mean_400": record("mean_400", scorer="mean_key"),  # without a map
+        "a_400": record("a_400", best=0.6),
+    }
+    table = build("t", rows)
+    assert titles(table) == [[MAP + "a_400", MAP + "recent_400"], [LOSS]]
+    shades = [panel.chart.to_dict()["layer"][0]["encoding"]["fill"]["scale"]["domain"] for panel in panels(table)[0]]
+    assert shades == [[0, 0.6]] * 2
+    rows["better_400"] = record("better_400", best=0.6)
+    rows["better_400"][0]["results"]["second_copy"] = 1.2
+    assert titles(build("t", rows))[0] == [MAP + "better_400", MAP + "recent_400"]
+    del rows["recent_400"]
+    assert titles(build("t", rows))[0] == [MAP + "long_800"]
+    by_chance = {name: record(name, best=0.1, scorer=name[:-4]) for name in ("random_400", "recent_400")}
+    assert titles(build("t", by_chance))[0] == [MAP + "random_400", MAP + "recent_400"]
+
+
+def test_a_map_of_queries_says_so_and_an_unknown_share_is_left_out(record):
+    rows = {"a_400": record("a_400", best=1.0, share_of="queries", found=None)}
+    ((shown,), _) = panels(build("t", rows))
+    assert "blocks a token retrieves" in shown.chart.to_json()
+    assert "%" not in shown.note
 
 
 def test_rows_without_the_probe_show_their_perplexity_below(record, make_record, configure):
     books = {name: [make_record(configure("model=landmark"), name, 4.5)] for name in ("books_512", "more_512")}
-    mixed = {"a_400": record("a_400")} | books
-    assert titles(build("t", mixed)) == [[LOSS], ["Perplexity", "Perplexity against books_512"]]
+    mixed = {"a_400": record("a_400", best=0.6)} | books
+    assert titles(build("t", mixed)) == [[MAP + "a_400"], [LOSS], ["Perplexity", "Perplexity against books_512"]]
     of_lines = build("t", mixed, figure="lines")
     assert titles(of_lines) == [[LOSS], ["Perplexity", "Difference at the same length"]]

@@ -47,6 +47,10 @@ IDENTITY = {  # what must be equal in a memory that loads another, as the user k
 CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
 KEYS = {"format": int, "block_size": int, "position": int, "layers": dict}
 REMEDY = "save the memory again"
+SAME = (
+    "was read by another model: only the model that made a memory can load it, with the same weights and adapters "
+    "(merging an adapter changes the weights)"
+)
 SUMMARIES = {"landmarks": "landmark", "means": "mean_key"}  # and the scorer that ranks by each
 Place = str | torch.device | Callable[[int], torch.device]
 PIECE = 1 << 24  # bytes of blocks read or written at a time
@@ -198,10 +202,7 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
     for key, setting in IDENTITY.items():
         saved = content.get(key)
         if saved != identity[key] and key == "model":
-            raise UserError(
-                f"{folder} was read by another model: only the model that made a memory can load it, with the same "
-                "weights and adapters (merging an adapter changes the weights)"
-            )
+            raise UserError(f"{folder} {SAME}")
         if saved != identity[key]:
             raise UserError(f"{folder} was saved with {setting}={saved}, here it is {identity[key]}")
     for counts in content["layers"].values():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
 from landmark.memory.retrievals import Observer, Retrieval, Stored
-from landmark.memory.saving import CONTENT, FORMAT, REMEDY, TENSORS, Place, device_of, new_folder, read_content
+from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
 from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, write_atomic, write_json
@@ -286,8 +286,8 @@ class SummaryMemory:
         content = read_content(folder, {"position": int, "landmarks": str})
         for key, own in self._identity().items():
             if content.get(key) != own:
-                how = "by another model" if key == "model" else f"with {key}={content.get(key)}, here it is {own}"
-                raise UserError(f"{folder} was saved {how}: only the model that made a memory can load it")
+                why = SAME if key == "model" else f"was saved with {key}={content.get(key)}, here it is {own}"
+                raise UserError(f"{folder} {why}")
         layers: dict[int, _Layer] = {}
         try:
             with safe_open(folder / TENSORS, "pt") as tensors:

@@ -12,6 +12,7 @@ from landmark.experiment.records import Contents, provenance
 from landmark.results import paper, render, tables
 from landmark.results.columns import COLUMNS, Record
 from landmark.results.tables import Table
+from landmark.utils.errors import counted
 from landmark.utils.measured import kind_of
 
 Values = dict[str, Any]
@@ -38,7 +39,7 @@ def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool
     return {
         "made": place["time"],
         "commit": (place["commit"] or "unknown")[:10],
-        "counts": {"runs": len(contents.runs), "rows": len(contents.rows)},
+        "counts": f"{counted(len(contents.runs), 'run')} and {counted(len(contents.rows), 'row')}",
         "problems": problems,
         "sections": sections,
     }

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -121,6 +122,9 @@ def test_one_experiment_has_a_page_of_its_own_and_one_without_records_none(work,
     text = (work.output / "report-quickstart.html").read_text()
     assert "plain_512" in text
     assert "k1_local150" not in text
+    contents, _ = work.launches()
+    one = replace(contents, runs=dict([*contents.runs.items()][:1]), rows={})
+    assert page_content(one, [])["counts"] == "1 run and 0 rows"
     for words in (("+experiment=quickstart", "size=small"), ("+experiment=masked_lm",)):
         said = r"has no records with these settings, `.*` makes them; there are some of quickstart \(nano, pg19"
         with pytest.raises(UserError, match=f"{words[0].partition('=')[2]} {said}"):

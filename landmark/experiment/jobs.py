@@ -16,7 +16,7 @@ from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_ch
 from landmark.experiment import identity
 from landmark.models.config import decoder_config
 from landmark.utils.errors import UserError
-from landmark.utils.files import HASHES, read_json, sha256_file
+from landmark.utils.files import HASHES, check_named, read_json, sha256_file
 from landmark.utils.setting import difference
 
 if TYPE_CHECKING:
@@ -217,8 +217,7 @@ def run_of(config: Config, inputs: Inputs) -> Run:
 def _folder_of_named(config: Config) -> Path:
     """The folder of the model of transformers that a configuration names, which may be on the hub."""
     name = str(config.model.name)
-    if (name.startswith(("/", ".", "~")) or name.endswith(".gguf")) and not Path(name).exists():
-        raise UserError(f"model.name={name}: there is no such folder or file")
+    check_named(name)
     from landmark.models import pretrained  # takes seconds
 
     return pretrained.folder_of(name)

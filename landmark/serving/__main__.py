@@ -9,6 +9,7 @@ from pathlib import Path
 
 from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
+from landmark.utils.files import check_named
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
         keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
         if not keys:
             raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
+        check_named(given.model)
         settings = ServerSettings(given.memories, keys, **{item.name: getattr(given, item.name) for item in limits})
         try:
             import uvicorn

@@ -138,6 +138,12 @@ def open_written(
     return file
 
 
+def check_named(model: str) -> None:
+    """Raise UserError for the path of a model that is nowhere; other names may be on the hub."""
+    if (model.startswith(("/", ".", "~")) or model.endswith(".gguf")) and not Path(model).exists():
+        raise UserError(f"model.name={model}: there is no such folder or file")
+
+
 def check_files(folder: str | Path) -> None:
     """Raise UserError where a pipe or a device is in a folder of somebody else's, for which a library would wait."""
     for path in sorted(Path(folder).iterdir()):

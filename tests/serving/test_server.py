@@ -1,6 +1,7 @@
 """The server over a real port, asked by the real client of OpenAI and by 32 clients at once."""
 
 import gc
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.huggingface import PrefixCache
 from landmark.serving import answering
+from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
 from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
@@ -168,6 +170,15 @@ def test_documents_that_cannot_be_kept_are_refused_before_they_are_read(model, t
         refused = running.http().post("/documents", json={"text": "A heron. " * 400})
     assert refused.status_code == 507
     assert "there is no room for" in refused.json()["error"]["message"]
+
+
+def test_a_path_that_is_nowhere_is_noticed_before_anything_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["landmark.serving", "/nowhere"])
+    monkeypatch.setenv("LANDMARK_API_KEY", "a-key")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == "model.name=/nowhere: there is no such folder or file\n"
 
 
 def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, tmp_path, monkeypatch):

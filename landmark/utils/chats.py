@@ -46,8 +46,9 @@ class Chats:
 
         protected = [{**each, "content": self._special.sub(replace, each["content"])} for each in messages]
         if not self.tokenizer.chat_template:
-            lines = "".join(f"{each['role']}: {each['content']}\n" for each in protected)
-            return self.text_ids(_restored(f"{lines}assistant:", stand_ins), begins)
+            gaps = ["" if each["content"][:1].isspace() else " " for each in protected]  # an answer has its own
+            lines = [f"{each['role']}:{gap}{each['content']}\n" for each, gap in zip(protected, gaps, strict=True)]
+            return self.text_ids(_restored("".join([*lines, "assistant:"]), stand_ins), begins)
         try:
             text = self.tokenizer.apply_chat_template(protected, add_generation_prompt=True, tokenize=False, **settings)
         except (TemplateError, TypeError) as error:

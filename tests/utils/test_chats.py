@@ -51,7 +51,11 @@ def test_a_chat_is_what_the_template_writes():
     assert tokenizer.decode(chats.ids(chat[:1])) == (
         "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho waits?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert Chats(make_tokenizer()).ids(chat[:1]) == make_tokenizer()("user: Who waits?\nassistant:")["input_ids"]
+    plain, tokenizer = Chats(make_tokenizer()), make_tokenizer()
+    assert plain.ids(chat[:1]) == tokenizer("user: Who waits?\nassistant:")["input_ids"]
+    generated = " A heron."
+    gone_on = tokenizer(f"user: Who waits?\nassistant:{generated}\nuser: Where?\nassistant:")["input_ids"]
+    assert plain.ids([chat[0], said(generated), chat[2]]) == gone_on, "an answer that is sent back is as it was made"
     chats = Chats(chat_tokenizer("{{ raise_exception('no system role') }}"))
     with pytest.raises(UserError, match="template refuses them .*no system role"):
         chats.ids([user("Who?")])

@@ -139,6 +139,7 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         disable=not progress,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )
+    file.unlink(missing_ok=True)  # what stands there may be a pipe, or a link to a file of somebody's
     with bar, name_in_errors(file), open(file, "wb") as output, ThreadPoolExecutor(cores()) as pool:
         batches = batches_of(filled, _CAPACITY * cores())
         for ids, num_bytes, words in (done for batch in batches for done in pool.map(tokenise, batch)):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from landmark.utils.errors import UserError, in_one_line
+from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.files import HASHES, check_files, read_hashes, read_json
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -26,9 +26,13 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
     folder = Path(folder)
     if "gguf_file" not in settings:
         check_folder(folder)
-    safe = {"trust_remote_code": False, "use_safetensors": True}
+    safe = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
     with readable(folder, "causal language model"):
-        return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
+        opened: Any = AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
+    model, told = opened
+    if missing := sorted(told["missing_keys"]):  # which transformers draws at random
+        raise UserError(f"{folder}: {counted(len(missing), 'weight')} missing, {missing[0]} is the first: {_REMEDY}")
+    return model
 
 
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:

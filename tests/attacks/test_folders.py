@@ -159,6 +159,7 @@ class TestTransformers:
             ("adapter", "is an adapter, which names another model"),
             ("kernels", "names the kernels 'org/kernel': they are not fetched or run"),
             ("no numbers", "holds no"),
+            ("no weight", r"1 weight missing, lm_head\.weight is the first"),
         ],
     )
     def test_it_is_refused_here_and_by_the_server(self, folder, how, said, monkeypatch, capsys):
@@ -178,6 +179,10 @@ class TestTransformers:
             (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
         elif how == "kernels":
             change(folder / "config.json", text_config={"attn_implementation": "org/kernel"})
+        elif how == "no weight":
+            tensors = load_file(folder / "model.safetensors")
+            del tensors["lm_head.weight"]
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         else:
             change(folder / "tokenizer_config.json", model_max_length="many")
         with pytest.raises(UserError, match=said):

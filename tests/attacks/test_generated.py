@@ -1,6 +1,6 @@
 """200 bad commands and 200 damaged files, drawn anew: none ends in a traceback, with a wrong number, or never.
 
-A failure names the seed, and ATTACK_SEED=… draws the same again.
+A failure names the seed, and ATTACK_SEED=… draws the same again; ATTACK_COUNT=… draws more.
 """
 
 import contextlib
@@ -17,29 +17,35 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 import landmark
 from landmark.cli import main as app
-from landmark.cli.composing import settings_found
+from landmark.cli.composing import read_arguments, settings_found
 from landmark.cli.terminal import said
 from landmark.config import to_config
 from landmark.config.schema import TASKS
 from landmark.data.stream import open_corpus
 from landmark.experiment.records import Records
 from landmark.results import render, tables
+from landmark.training.checkpointing import AtomicCheckpointIO, find_checkpoint
 from landmark.utils.files import HASHES, sealed
 from landmark.utils.metrics_csv import metrics_so_far
 from tests.configurations import compose_conf
 from tests.saved import hash_again, saved_run
 from tests.workplace import Workplace, run_task
 
-COUNT, SECONDS = 200, 120  # of each kind; after which a case counts as one that never ends
+COUNT = int(os.environ.get("ATTACK_COUNT", 200))  # of each kind
+SECONDS = 120  # after which a case counts as one that never ends
 SEED = int(os.environ.get("ATTACK_SEED", random.randrange(10**6)))
 VALUES = ("nan", "inf", "-inf", "-1", "0", "1e30", "1e-320", "99999999999999999999", "''", "null", "[]", "[null]")
 VALUES += ("true", "[nan]", "[-1]", "'\udcff'", "nope", "${nope}", "${size}", "${grid}", "???", "0.5", "'a/../b'", "{}")
 VALUES += ("[0,0]", "{a: 1}", "[[1]]", "'\x1b[2J'", "'\n'", "{", "1,2", "range(1,3)", "glob(*)", "@", "${seed}", "x y")
 FLAGS = ("-m", "--info", "--cfg=hydra", "--config-dir=nowhere", "-x", "--", "--multirun=1", "-sc", "--task=plan")
 BASE = ("data=stdlib", "tokenizer=bytes", "size=nano", "task=plan")
+CHECKPOINT = {"global_step": 1, "settings": {"seed": 3}, "state": torch.ones(9)}
 OUTSIDE = ("model.name", "tokenizer.file", "task")  # read from the hub; what is asked for
 
 
@@ -113,6 +119,9 @@ def whole(tmp_path, monkeypatch, books) -> Path:
     assert memory is not None
     memory.save(home / "memory")
     save_model(home / "transformers")
+    AtomicCheckpointIO().save_checkpoint(CHECKPOINT, home / "checkpoints" / "step-00000001.ckpt")
+    (home / "mine" / "experiment").mkdir(parents=True)
+    (home / "mine" / "experiment" / "own.yaml").write_text("# @package _global_\nrows:\n  a: model=landmark\n")
     return home
 
 
@@ -141,6 +150,17 @@ def corpus(home: Path) -> object:
     return [(int(whole.split(name).tokens.sum()), whole.manifest["splits"][name]) for name in ("train", "test")]
 
 
+def checkpoint(home: Path) -> object:
+    if found := find_checkpoint(home / "checkpoints", {"seed": 3}):
+        return AtomicCheckpointIO().load_checkpoint(found[0])["state"].sum().item()
+    return None
+
+
+def own_settings(home: Path) -> object:
+    app.start(read_arguments(["--config-dir", str(home / "mine"), "+experiment=own", *BASE]))
+    return None
+
+
 def metrics(home: Path) -> object:
     (folder,) = (home / "outputs" / "runs").iterdir()
     return metrics_so_far(folder)[:3]
@@ -166,11 +186,17 @@ READERS: dict[str, tuple[Callable[[Path], object], ...]] = {
     "run": (run,),
     "memory": (memory,),
     "transformers": (transformers,),
+    "checkpoints": (checkpoint,),
+    "mine": (own_settings,),
 }
 
 
 def edited(draw: random.Random, content: bytes) -> bytes:
-    """JSON with a key that is gone or has another value, or a byte that is another."""
+    """JSON with a key that is gone or another, a tensor that is gone or shorter, or a byte that is another."""
+    with contextlib.suppress(SafetensorError):
+        tensors = load_tensors(content)
+        tensor = tensors.pop(name := draw.choice(sorted(tensors)))
+        return save_tensors(tensors | ({name: tensor.flatten()[:1]} if draw.random() < 0.5 else {}))
     try:
         at = value = json.loads(content)
     except ValueError:
@@ -187,7 +213,7 @@ def edited(draw: random.Random, content: bytes) -> bytes:
 
 def damage(draw: random.Random, path: Path) -> str:
     """Damage a file as a disk, a hand, or a stranger does. Returns how."""
-    kinds = "cut", "bits", "gone", "folder", "pipe", "device"
+    kinds = "cut", "bits", "gone", "folder", "pipe", "device", "loop"
     content, kind = path.read_bytes(), draw.choice([*kinds, *["edited"] * len(kinds)])
     path.unlink()
     if kind == "folder":
@@ -196,6 +222,8 @@ def damage(draw: random.Random, path: Path) -> str:
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
+    elif kind == "loop":
+        path.symlink_to(path.name)
     elif kind == "cut":
         path.write_bytes(content[: draw.randrange(len(content) or 1)])
     elif kind == "bits":
@@ -219,7 +247,7 @@ def on_purpose(path: Path) -> None:
             path.write_text(json.dumps(sealed(value)))
 
 
-def test_damaged_files(whole, tmp_path):
+def test_damaged_files(whole, tmp_path, here):
     draw, home = random.Random(SEED), tmp_path / "damaged"
     files = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file() and path.suffix != ".lock"]
     readers = {file: each for file in files for place, each in READERS.items() if file.is_relative_to(place)}

@@ -153,10 +153,13 @@ def test_manifest_cut_short_is_noticed_and_only_streams_are_written_anew(corpus,
     with pytest.raises(UserError, match=r"manifest\.json is not valid JSON.*and prepare it again"):
         again()
     manifest.unlink()
-    (corpus.folder / "train.bin").write_bytes(b"\0")
-    (corpus.folder / "thesis.txt").write_text("years of work")
+    (thesis := corpus.folder / "thesis.txt").write_text("years of work")
+    for name in ("train.bin", "test.bin"):
+        (corpus.folder / name).unlink()
+    (corpus.folder / "train.bin").symlink_to(thesis)
+    os.mkfifo(corpus.folder / "test.bin")
     assert contents(again().folder) == before
-    assert (corpus.folder / "thesis.txt").exists()
+    assert thesis.read_text() == "years of work"
 
 
 def test_failure_leaves_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):

@@ -78,7 +78,7 @@ def _convert(file: Path, partial: Path, folder: Path) -> None:
 
     print(f"{file}: is converted once to {folder}", file=sys.stderr)
     size = 4 * sum(int(each.n_elements) for each in GGUFReader(file).tensors)
-    print(f"1 of 3, the tokenizer ({size / 1e9:.1f} GB will be written) …", file=sys.stderr)
+    print(f"1 of 3, the tokenizer (at most {size / 1e9:.1f} GB will be written) …", file=sys.stderr)
     given = {"gguf_file": file.name, "local_files_only": True}
     open_tokenizer(file.parent, **given).save_pretrained(partial)
     # Its class builds it anew, in seconds, and adds to it: the result is saved, and opened as it is from then on.

@@ -122,3 +122,5 @@ def test_the_hours_of_a_plan_add_up(configure):
     assert len(set(shown)) == 1
     assert 0 < shown[0] < 60
     assert f"about {sum(shown)} s here" in lines[-3]
+    years = describe([run_cost("run", configure(), VOCABULARY, False)], Machine(2, 0, []))
+    assert re.search(r"about \d{1,3}(,\d{3})+ h here", years), "no tenth of an hour"

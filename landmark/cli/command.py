@@ -87,7 +87,7 @@ class Command:
     def launch(self) -> Launch:
         """The launch of the rows that the command line names, and of no others; prepares nothing."""
         rows: dict[str, list[Job]] = {}
-        for job in (jobs := self.runner.planned_jobs(self.rows)):
+        for job in (jobs := self.runner.jobs(self.rows, prepare=False)):
             rows.setdefault(job.name, []).append(job)
         return Launch(self.config, self.overrides, self.runner.inputs.tokenizer(jobs[0].config).name, rows)
 

@@ -91,7 +91,7 @@ def _first_sentence(text: str) -> str:
 
 def show_plan(command: Command) -> None:
     """Print a line for each run and row with its cost, then the commands that spread them over a cluster."""
-    config, runner, jobs = command.config, command.runner, command.runner.planned_jobs(command.rows)
+    config, runner, jobs = command.config, command.runner, command.runner.jobs(command.rows, prepare=False)
     costs: dict[str, plan.Cost] = {}
     seeds = Counter(job.name for job in jobs)
     for job in jobs:
@@ -196,7 +196,7 @@ def show_dashboard(command: Command) -> None:
 
     config, output = command.config, command.runner.output
     identities: dict[str, None] = {}
-    for job in command.runner.planned_jobs(command.rows) if command.is_experiment else []:
+    for job in command.runner.jobs(command.rows, prepare=False) if command.is_experiment else []:
         if not job.is_known:
             corpus = job.config.data.name
             raise UserError(f"task=dashboard: corpus {corpus} is not prepared: run task=prepare first")

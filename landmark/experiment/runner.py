@@ -53,14 +53,13 @@ class Runner:
         self.inputs = Inputs()
         self.tracker = Tracker()
 
-    def jobs(self, rows: Sequence[Row]) -> list[Job]:
-        """What the rows need, in their order. What killed processes have left is deleted first."""
-        sweep(self.records, {config.data.cache for row in rows for config in row.configs})
-        return [job_of(row, config, self.inputs) for row in rows for config in row.configs]
-
-    def planned_jobs(self, rows: Sequence[Row]) -> list[Job]:
-        """The same without preparing a corpus (see `landmark.experiment.jobs.job_of`)."""
-        return [job_of(row, config, self.inputs, prepare=False) for row in rows for config in row.configs]
+    def jobs(self, rows: Sequence[Row], *, prepare: bool = True) -> list[Job]:
+        """What the rows need, in their order. prepare: what killed processes have left is deleted, and corpora are
+        prepared; else see `landmark.experiment.jobs.job_of`.
+        """
+        if prepare:
+            sweep(self.records, {config.data.cache for row in rows for config in row.configs})
+        return [job_of(row, config, self.inputs, prepare=prepare) for row in rows for config in row.configs]
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise UserError where an evaluation does not fit its text, or a training its devices."""

@@ -30,18 +30,12 @@ BY_LAYER = {
     "bytes that a chunk moves": ["layer/bytes_moved"],
     "share of lookups that the context miss token drops": ["layer/drop_rate"],
 }
-COUNTED = {
-    "distinct blocks, mean over layers": "retrieval/distinct_blocks",
-    "blocks kept": "memory/blocks_kept",
-    "bytes read from memory": "memory/bytes_read",
-}
 # By the title of their section: a kind of measurement (`landmark.utils.measured`), and its number.
 OF_OTHER_KINDS = {
     "Answers to prompts": ("answers", "accuracy"),
     "Second copies of a text": ("copies", "second_copy"),
     "Hidden tokens": ("hidden", "perplexity"),
 }
-COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memory, bytes": "peak_memory_bytes"}
 
 
 def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
@@ -106,9 +100,6 @@ def _sections() -> "list[Section]":
         title = f"{metric}, mean by {key}"
         return BarPlot(title=title, metrics=[metric], groupby=Config(key), groupby_aggfunc="mean")
 
-    def bars(titles: dict[str, str]) -> list[BarPlot]:
-        return [BarPlot(title=title, metrics=[metric]) for title, metric in titles.items()]
-
     def lines(x: str, titles: dict[str, list[str]]) -> list[LinePlot]:
         return [LinePlot(title=title, x=x, y=list(metrics)) for title, metrics in titles.items()]
 
@@ -126,13 +117,11 @@ def _sections() -> "list[Section]":
             ScatterPlot(title="perplexity over lookups dropped", x=SummaryMetric("memory/drop_rate"), y=perplexity),
             ScatterPlot(title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=perplexity),
             *lines("layer/number", BY_LAYER),
-            *bars(COUNTED),
         ],
         **{
             title: [over("eval.length", metric(kind, key)), by("retrieval.scorer", metric(kind, key))]
             for title, (kind, key) in OF_OTHER_KINDS.items()
         },
         "Training": lines("trainer/global_step", TRAINING),
-        "Cost of an evaluation": bars(COST),
     }
     return [Section(name=name, panels=list(made), is_open=True) for name, made in panels.items()]

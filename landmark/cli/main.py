@@ -75,6 +75,8 @@ def carry_out(job: StartedJob) -> None:
     """One job."""
     begin(job)
     composed = compose_job(job.words)
+    if composed.task in ("chat", "generate"):
+        show_log(sys.stderr)  # standard output is the answer's
     # Processes that train together would lose each other if another job followed one that failed.
     is_last = started_together() is not None and job.launcher is None
     with reported() if is_last else nullcontext(), joined(lambda told: train_here(*told)) as works:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 import hydra
 from hydra.errors import HydraException
@@ -50,9 +51,9 @@ def open_streams() -> None:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
-def show_log() -> None:
-    """Print what this package says of its work, and warnings of others."""
-    logging.basicConfig(stream=sys.stdout, format="%(message)s", force=True)
+def show_log(stream: TextIO | None = None) -> None:
+    """Print what this package says of its work, and warnings of others. stream: None: standard output."""
+    logging.basicConfig(stream=stream or sys.stdout, format="%(message)s", force=True)
     logging.getLogger("landmark").setLevel(logging.INFO)
 
 

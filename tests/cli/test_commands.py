@@ -1,5 +1,6 @@
 """run.py as it is started from a shell: what it prints, and how it ends where a stream is closed, full or unread."""
 
+import logging
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 import landmark
+from landmark.cli.main import TASKS
 from landmark.cli.terminal import said
 from tests.cli.shell import RUN
 
@@ -40,6 +42,16 @@ def test_cfg_shows_what_is_composed_and_the_version_is_ours(here):
     shown = yaml.safe_load(here("--cfg", "job", "+experiment=table1_pg19", "retrieval.k=3").out)
     assert (shown["name"], shown["retrieval"]["k"], next(iter(shown["rows"]))) == ("table1_pg19", 3, "plain_512")
     assert here("--version").out == f"landmark {landmark.__version__}\n"
+
+
+def test_standard_output_is_the_answer_alone(here, monkeypatch):
+    def answer(_):
+        logging.getLogger("landmark.data").info("notes has 1 document(s)")
+        print("A heron.")
+
+    monkeypatch.setitem(TASKS, "generate", answer)
+    done = here("task=generate", "prompt=Who?", "model=pretrained", "model.name=x")
+    assert (done.out, done.err) == ("A heron.\n", "notes has 1 document(s)\n")
 
 
 def test_nothing_asked_for_shows_what_there_is(here):

@@ -60,11 +60,12 @@ class Command:
     @classmethod
     def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
         """Raises UserError where a setting or a row makes no sense."""
+        for place in (Path(config.output), Path(config.output) / "runs"):
+            _check_output(place)
         config = with_settings_of_run(config, overrides)
         if config.task not in ("auto", *TASKS):
             raise UserError(f"task={config.task}: must be one of auto, {', '.join(TASKS)}")
         check_task(config)
-        _check_output(Path(config.output))
         check_figure(config.figure)
         return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output), compose)
 

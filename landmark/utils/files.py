@@ -145,10 +145,14 @@ def check_named(model: str) -> None:
 
 
 def check_files(folder: str | Path) -> None:
-    """Raise UserError where a pipe or a device is in a folder of somebody else's, for which a library would wait."""
+    """Raise UserError where a folder of somebody else's has a pipe or a device, for which a library would wait, or a
+    file that may not be read, which libraries say is not there.
+    """
     for path in sorted(Path(folder).iterdir()):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{path} is no file, but a {_kind(path.stat().st_mode)}: nothing is read from there")
+        if path.exists() and not os.access(path, os.R_OK):
+            raise UserError(f"{path} cannot be read: make it readable")
 
 
 def _kind(mode: int) -> str:

@@ -159,6 +159,7 @@ class TestTransformers:
             ("adapter", "is an adapter, which names another model"),
             ("kernels", "names the kernels 'org/kernel': they are not fetched or run"),
             ("no numbers", "holds no"),
+            ("no right", r"config\.json cannot be read: make it readable"),
             ("no weight", r"1 weight missing, lm_head\.weight is the first"),
         ],
     )
@@ -179,6 +180,8 @@ class TestTransformers:
             (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
         elif how == "kernels":
             change(folder / "config.json", text_config={"attn_implementation": "org/kernel"})
+        elif how == "no right":  # an administrator has all
+            monkeypatch.setattr(os, "access", lambda path, mode: False)
         elif how == "no weight":
             tensors = load_file(folder / "model.safetensors")
             del tensors["lm_head.weight"]

@@ -44,6 +44,7 @@ task=generate run=nowhere tokenizer=bytes prompt=hello → run=nowhere: no such 
 task=generate "run=''" prompt=hello → run=: names no run, write latest, a name or
 task=report → outputs: there are no records to report
 output=a.txt/x task=status → a.txt is a file, no folder can be made there
+output=odd task=generate run=latest prompt=x → odd/runs is a file, no folder can be made there
 output=a.txt task=prepare → a.txt is a file, no folder can be made there
 TINY output=/proc/x task=prepare → /proc/x: No such file or directory: no folder
 TINY data.cache=a.txt/x task=prepare → a.txt/x: Not a directory: no folder can be made there
@@ -259,6 +260,8 @@ def test_it_is_one_line_and_nothing_is_left(here, line, monkeypatch):
     (here.folder / "taken" / "records").mkdir(parents=True)
     (here.folder / "taken" / "records" / "rows").touch()
     (here.folder / "a.txt").touch()
+    (here.folder / "odd").mkdir()
+    (here.folder / "odd" / "runs").touch()
     os.mkfifo(here.folder / "pipe")
     (here.folder / "loop").symlink_to("loop")
     (here.folder / "proof.py").write_text("open('ran', 'w')")
@@ -270,4 +273,4 @@ def test_it_is_one_line_and_nothing_is_left(here, line, monkeypatch):
     assert ended.err.count("\n") == 1
     assert "hunter2" not in ended.out + ended.err
     left = {str(path.relative_to(here.folder)) for path in here.folder.rglob("*") if path.is_file()}
-    assert left == {"a.txt", "proof.py", "taken/records/rows"}
+    assert left == {"a.txt", "odd/runs", "proof.py", "taken/records/rows"}

@@ -128,13 +128,37 @@ def landmark_attention(
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, an unknown backend, and for what the
     backend does not compute.
     """
+    if isinstance(extra, Sinks):
+        of_window = {"gate": gate, "scoring": scoring, "top_k": top_k, "backend": backend}
+        return extra.merge(*landmark_attention(q, k, v, layout, **of_window))
     q, k, v = as_autocast(q, k, v)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k}: must be at least 1")
     computes = has_kernel(gate, scoring, extra, top_k)
     check_kernel(backend, computes)
     backend = backend_for(backend, q, layout.block_size, computes)
-    inputs = _inputs(q, k, v, layout, gate, scoring, extra, top_k, backend)
+    (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
+    prefix, cu_seqlens = (layout.prefix, None) if isinstance(layout, Window) else (0, layout.cu_seqlens)
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
+        raise ValueError(
+            f"k and v must have shape ({batch}, heads, {prefix + queries}, {dim}), got {(*k.shape,)} and {(*v.shape,)}"
+        )
+    if heads % kv_heads:
+        raise ValueError(f"{kv_heads} key/value heads do not divide {heads} query heads")
+    samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries)
+    phase = check_phase(layout.phase, samples, layout.block_size, q.device if backend == "triton" else "cpu")
+    scores = controlled = None
+    if extra is not None:
+        if len(extra.key) != kv_heads:
+            raise ValueError(f"a context miss token needs a key for each of {kv_heads} heads, got {len(extra.key)}")
+        scores = extra.scores_of(q, scoring)
+        length = prefix + queries if cu_seqlens is None or extra.controlled is None else longest(cu_seqlens)
+        controlled = check_controlled(extra.controlled, samples, length, layout.block_size, q.device)
+    if kv_heads != heads and backend != "triton":
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+    of_window = phase, controlled, cu_seqlens, layout.block_size, prefix
+    of_scores = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
+    inputs = AttentionInputs(q, k, v, scores, *of_window, *of_scores)
     with without_autocast(q):
         if q.numel() == 0:
             unused = sum(x.sum() for x in inputs[1:4] if x is not None)  # whose gradients are 0
@@ -143,39 +167,3 @@ def landmark_attention(
             return landmark_attention_fused(inputs)
         attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
         return inputs.one_by_one(attend)  # pyright: ignore[reportArgumentType] (of `disable`)
-
-
-def _inputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    gate: Grouped,
-    scoring: Scoring,
-    extra: Extra | None,
-    top_k: int | None,
-    backend: str,
-) -> AttentionInputs:
-    """The arguments of `landmark_attention`, checked."""
-    batch, heads, queries, dim = q.shape
-    prefix, cu_seqlens = (layout.prefix, None) if isinstance(layout, Window) else (0, layout.cu_seqlens)
-    if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
-        raise ValueError(
-            f"k and v must have shape ({batch}, heads, {prefix + queries}, {dim}), got {(*k.shape,)} and {(*v.shape,)}"
-        )
-    if heads % (kv_heads := k.shape[1]):
-        raise ValueError(f"{kv_heads} key/value heads do not divide {heads} query heads")
-    samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries)
-    phase = check_phase(layout.phase, samples, layout.block_size, q.device if backend == "triton" else "cpu")
-    scores = controlled = None
-    if extra is not None:
-        if isinstance(extra, ContextMiss) and len(extra.key) != kv_heads:
-            raise ValueError(f"a context miss token needs a key for each of {kv_heads} heads, got {len(extra.key)}")
-        scores, given = extra.scores_of(q, scoring), getattr(extra, "controlled", None)
-        length = prefix + queries if cu_seqlens is None or given is None else longest(cu_seqlens)
-        controlled = check_controlled(given, samples, length, layout.block_size, q.device)
-    if kv_heads != heads and backend != "triton":
-        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-    of_window = phase, controlled, cu_seqlens, layout.block_size, prefix
-    of_scores = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
-    return AttentionInputs(q, k, v, scores, *of_window, *of_scores)

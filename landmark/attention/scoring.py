@@ -1,6 +1,7 @@
 """How queries score keys, how much a block weighs, which blocks of a window are the best, and one more place.
 
-The place is in the outer softmax and has no value: a context miss token, or learned attention sinks.
+The place is in the outer softmax and has no value: a context miss token, or learned attention sinks, which are merged
+into what attention without them returns.
 
 A context miss token (CMT, paper, Appendix D) has a weight S that is known before landmarks are scored. Landmarks are
 *free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free landmarks and the
@@ -126,15 +127,11 @@ class Sinks:
 
     scores: Tensor
 
-    def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
-        """The place's score of each query (B, H, T, d): (B, H, T)."""
-        of_heads = self.scores.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
-        return of_heads.expand(q.shape[:3]).contiguous()
-
     def merge(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """A softmax's output (B, H, T, d) and log-sum-exp (B, H, T) with the place added to it."""
         sinks = self.scores.to(lse.dtype)[:, None]
-        return out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype), torch.logaddexp(lse, sinks.expand_as(lse))
+        out = (out * torch.sigmoid(lse - sinks)[..., None]).to(out.dtype)
+        return out, torch.logaddexp(lse, sinks.expand_as(lse))
 
 
 def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Tensor:

@@ -49,8 +49,7 @@ def of_memory(group: str) -> Any:
     found = []
     for item in fields(MemorySettings):
         if item.metadata["key"].startswith(f"{group}."):
-            kind = Any if "tuple" in str(item.type) else item.type  # OmegaConf has no type for a number or a list
-            found.append((item.metadata["key"].partition(".")[2], kind, field(default=item.default)))
+            found.append((item.metadata["key"].partition(".")[2], item.type, field(default=item.default)))
     return make_dataclass(f"{group.title()}OfMemory", found)
 
 

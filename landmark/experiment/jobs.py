@@ -36,7 +36,7 @@ def check(config: Config) -> None:
     settings = checks.resolve(config).eval
     local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if config.model.kind == "landmark":
-        memory_settings(config).check_layers(config.model.num_layers)
+        memory_settings(config)
     if settings.task == UNIQUE_BLOCKS:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)
 

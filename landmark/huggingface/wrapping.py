@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from landmark.huggingface.attention import ATTENTION
-from landmark.huggingface.families import FAMILIES, check_model, text_config
+from landmark.huggingface.families import FAMILIES, check_model
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
 from landmark.huggingface.safe_loading import check_folder, open_model, open_tokenizer, readable
@@ -113,7 +113,7 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
 def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
     """Make a model whose vocabulary has the landmark a `LandmarkModel`, in place. Raises UserError if it cannot be."""
     check_model(model)
-    check_settings(model, settings)
+    check_settings(settings)
     rebound = _own_forward(model)
     base = type(model)
     _own_config(model)
@@ -152,7 +152,7 @@ def unwrap(model: LandmarkModel) -> PreTrainedModel:
     return plain
 
 
-def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
+def check_settings(settings: LandmarkSettings) -> None:
     """Raise UserError for settings out of range, of a wrong type, or unknown."""
     for item in fields(settings):
         if item.name != "memory":  # which checks itself
@@ -160,7 +160,6 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     if (settings.token is None) != (settings.memory.window is not None):
         has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be null"
         raise UserError(f"{settings.memory.shown('window')}: the model reads a text with {has}")
-    settings.memory.check_layers(text_config(model).num_hidden_layers)
 
 
 def _own_forward(model: PreTrainedModel) -> bool:

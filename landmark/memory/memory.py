@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,11 @@ class Memory:
     Then one `commit` stores the complete blocks of all layers, drops the oldest blocks where there are too many, and
     keeps the other tokens of the chunk as pending tokens.
 
-    cutoff: 0…1, weight of the context miss token below which a query retrieves nothing, one number or one for each
-    layer. model: returns a string that identifies the model; a saved memory is loaded only if it is the same. Both may
-    be set.
+    cutoff: 0…1, weight of the context miss token below which a query retrieves nothing. model: returns a string that
+    identifies the model; a saved memory is loaded only if it is the same. Both may be set.
     """
 
-    cutoff: float | Sequence[float] = 0.0
+    cutoff: float = 0.0
     has_gradient = False  # of `attend`; landmark/extensions/training_with_memory.py
 
     def __init__(
@@ -206,8 +205,7 @@ class Memory:
             rotated = rotate(q, question.rotary(start, q.shape[2], q))
             at_its_place = ContextMiss(rotate_cmt(extra.key, question.rotary))
             weight = torch.sigmoid(at_its_place.scores_of(rotated, self.scoring) - lse)
-            cutoff = self.cutoff[question.layer] if isinstance(self.cutoff, Sequence) else self.cutoff
-            cutoff = cutoff if self.k and len(question.store) else 0.0  # where there is nothing to retrieve
+            cutoff = self.cutoff if self.k and len(question.store) else 0.0  # where there is nothing to retrieve
             question = question.of(select_queries(weight, cutoff, self.select.granularity, k.shape[1]))
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)
@@ -298,11 +296,9 @@ class Memory:
     def select_samples(self, samples: Tensor) -> Memory:
         """A copy whose samples (n,) are these of the batch, as beam search needs it. Its statistics begin anew.
 
-        Raises UserError for a selector that cannot do it, RuntimeError where a chunk is not committed.
+        Raises RuntimeError where a chunk is not committed.
         """
         self._check_whole()
-        if self.layers:
-            self.select.check_samples_can_be_selected()
         if self._length:
             raise RuntimeError("a chunk is not committed yet: call commit() before select_samples()")
         chosen = copy.copy(self)
@@ -345,7 +341,6 @@ class Memory:
     def load(self, folder: Path | str, device: Place = "cpu") -> None:
         """Replace the content by that of a saved memory. device: of the loaded tensors, or each layer's.
 
-        With the tier "disk" and without `max_blocks`, the folder's files are read in place, and never written to.
         Raises UserError, and changes nothing, for a file that is missing or altered, or a memory that does not fit.
         """
         before = self.__dict__.copy()

@@ -127,7 +127,8 @@ def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
     tiles = QueryTiles(question, question.rounded, ages, question.lags.attending(ages), question.selected)
     out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
-        out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
+        values = torch.index_select(part.blocks.values, 0, part.blocks.rows, out=part.buffer)
+        out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), values))
         gates[part.tiles] = tiles.split(tiles.gates(part, question.gate))
     return partial(tiles.weighted_sum, out), tiles.of_queries(gates).squeeze(-1)
 
@@ -227,7 +228,8 @@ class QueryTiles:
             values = keys
             if q.requires_grad:  # the backward pass needs both
                 keys, values = torch.empty_like(keys), torch.empty_like(keys)
-            scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), self.softcap)
+            keys = torch.index_select(blocks.keys, 0, blocks.rows, out=keys)
+            scores = capped(torch.bmm(q, keys.mT), self.softcap)
             yield FetchedTiles(part, q, places, blocks, scores, values)
 
     def gates(self, part: FetchedTiles, gate: Grouped) -> Tensor:

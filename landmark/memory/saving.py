@@ -18,7 +18,6 @@ from torch import Tensor
 
 from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
-from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import (
     Keys,
@@ -141,8 +140,7 @@ def load(
             if counts["kept"]:
                 batch, heads, _, dim = summaries["landmarks"].shape
                 like = parts["pending_keys"].new_empty(batch, heads, 0, content["block_size"], dim)
-                saved = SavedRows(inside(folder, _blocks(number)), counts["kept"])
-                _fill(layer.store, counts["added"], saved, summaries, like)
+                _fill(layer.store, counts, inside(folder, _blocks(number)), summaries, like)
     except UserError:
         raise
     except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:  # RuntimeError: it is deleted
@@ -213,10 +211,11 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
             )
 
 
-def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[str, Tensor], like: Tensor) -> None:
-    """Put saved blocks like (B, H, 0, ℓ, d), and their summaries, into an empty store: all, or as many as it has room
-    for, the newest."""
-    path, rows_saved = saved.path, saved.rows
+def _fill(
+    store: BlockStore, counts: Mapping[str, int], path: Path, summaries: Mapping[str, Tensor], like: Tensor
+) -> None:
+    """Put saved blocks like (B, H, 0, ℓ, d), and their summaries, into an empty store: all, or the newest that fit."""
+    added, rows_saved = counts["added"], counts["kept"]
     if missing := store.summaries.keys() - summaries.keys():
         scorer = next(SUMMARIES[name] for name in missing)
         raise UserError(f"{path.parent} was saved without the keys that retrieval.scorer={scorer} needs")
@@ -225,8 +224,7 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:
         raise UserError(f"{path} is cut short: it has {size:,} bytes of {rows_saved * row_bytes:,}; {REMEDY}")
     wanted = min(rows_saved, store.max_blocks or rows_saved)
-    in_place = store.tier == "disk" and store.max_blocks is None
-    store.reserve(added, like, saved if in_place else None)
+    store.reserve(added, like)
     store.added = added
     with open(path, "rb") as file:
         file.seek((rows_saved - wanted) * row_bytes)
@@ -235,7 +233,7 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
             for name, summary in store.summaries.items():
                 summary[:, :, rows] = summaries[name][:, :, of_saved]
             step = max(1, PIECE // row_bytes)
-            for start in range(rows.start, rows.stop, step) if not in_place else ():
+            for start in range(rows.start, rows.stop, step):
                 count = min(step, rows.stop - start)
                 piece = torch.frombuffer(bytearray(file.read(count * row_bytes)), dtype=like.dtype).to(like.device)
                 piece = piece.view(count, batch, heads, 2, block_size, dim).permute(3, 1, 2, 0, 4, 5)

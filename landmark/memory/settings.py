@@ -99,13 +99,13 @@ class MemorySettings:
         choices=(*MAPPINGS, "auto"),
         about="positions of retrieved blocks: the paper's or true ones; `auto`, without landmarks: true while they fit",
     )
-    cutoff: float | tuple[float, ...] = setting(
+    cutoff: float = setting(
         0.0,
         key="cmt.cutoff",
         least=0,
         most=1,
         in_identity=False,
-        about="a query retrieves if the context miss token has at least this weight: one number, or one for each layer",
+        about="a query retrieves if the context miss token has at least this weight",
     )
     seed: int = setting(0, key="seed", in_identity=False, about="of the scorer `random`")
 
@@ -115,10 +115,9 @@ class MemorySettings:
             if value is None and item.default is not None:
                 raise UserError(f"{key}=null: must have a value")
             check_field(key, value, item)
-        cutoff: Any = self.cutoff  # files have a list
-        object.__setattr__(
-            self, "cutoff", float(cutoff) if isinstance(cutoff, int | float) else tuple(map(float, cutoff))
-        )
+        if isinstance(self.cutoff, list | tuple):
+            raise UserError(f"{self.shown('cutoff')}: must be a number")
+        object.__setattr__(self, "cutoff", float(self.cutoff))
         for name, is_wrong, why in self._rules():
             if is_wrong:
                 raise UserError(f"{self.shown(name)}: {why}")
@@ -155,12 +154,7 @@ class MemorySettings:
     def shown(self, name: str) -> str:
         """A setting as on the command line: retrieval.k=4."""
         key, value = self.__dataclass_fields__[name].metadata["key"], getattr(self, name)
-        return f"{key}={list(value) if isinstance(value, tuple) else 'null' if value is None else value}"
-
-    def check_layers(self, count: int) -> None:
-        """Raise UserError where there are cutoffs for another number of layers."""
-        if isinstance(self.cutoff, tuple) and len(self.cutoff) != count:
-            raise UserError(f"{self.shown('cutoff')}: must be one number, or {count}, one for each layer")
+        return f"{key}={'null' if value is None else value}"
 
     def updated(self, given: Mapping[str, Any]) -> "MemorySettings":
         """These settings with others in their place; `rerank`, where it is not given, is raised to a k that is.

@@ -188,7 +188,6 @@ class Decoder(LanguageModel):
             reading = MemorySettings().updated(settings)
             if reading.cutoff and not config.cmt:
                 raise UserError(f"{reading.shown('cutoff')}: this model has no context miss token")
-            reading.check_layers(config.num_layers)
             memory = memory_of(config.landmarks.block_size, reading, **self.memory_objects(reading) | given)
             assert isinstance(memory, Memory)
             memory.model = self.fingerprint

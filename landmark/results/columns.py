@@ -277,7 +277,7 @@ class TableRow:
     cutoff: str | None = column(
         lambda row: None if (found := setting("cmt_cutoff")(row)) is None else str(found),
         "cutoff",
-        "cutoff of the context miss token, one for all layers or [one for each]",
+        "cutoff of the context miss token",
         group=2,
     )
     drop_rate: float | None = column(

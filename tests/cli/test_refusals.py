@@ -129,7 +129,6 @@ data.passkeys=1.5 → data.passkeys=1.5: must be above 0 and at most 1
 data.repeats=[] → data.repeats=[]: must have one number or more, at least 0 and at most 1
 data.repeats=[0.5,1.1] → data.repeats=[0.5, 1.1]: must be at least 0 and at most 1
 data.repeats=[nan] → data.repeats=nan: must be a finite number
-cmt=on cmt.cutoff=[0.1,0.2,0.3] → cmt.cutoff=[0.1, 0.2, 0.3]: must be one number, or 12, one for each layer
 positions=jumps positions.p_jump=0 → positions.p_jump=0: must be at least 1
 data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark

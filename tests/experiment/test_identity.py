@@ -36,7 +36,7 @@ OTHER_ROWS = {
         memory.index=faiss_flat eval.task=copy eval.task=vt
         eval.task=copy+eval.prompts=9 eval.task=fwe eval.task=vt+eval.prompts=9 eval.task=vt+eval.generated=5
         eval.task=passkey eval.task=passkey+data.needles=4 model.masked=true""",
-    "size=nano": "eval.span=2048 cmt=on cmt=on+cmt.cutoff=0.3 cmt=on+cmt.cutoff=[0,0,0.3,1]",
+    "size=nano": "eval.span=2048 cmt=on cmt=on+cmt.cutoff=0.3",
     "model=transformer eval.local=256": """
         memory.window=256 memory.window=200 memory.window=256+memory.sinks=2""",
 }

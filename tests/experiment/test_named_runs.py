@@ -71,7 +71,7 @@ def test_the_settings_of_a_run_need_not_be_typed(output):
 
 def test_how_a_run_is_read_is_not_that_of_the_row_that_trained_it(output):
     words = ["size=nano", "data=stdlib", "cmt=on", "positions=jumps", "model.backend=reference"]
-    reading = ["cmt.cutoff=[0.1,0.2,0.3,0.4]", "positions.mapping=true"]
+    reading = ["cmt.cutoff=0.3", "positions.mapping=true"]
     write_launch(output / "runs" / "landmark-stdlib-nano-bbb", to_config(compose_conf([*words, *reading])))
 
     def asked(*words):

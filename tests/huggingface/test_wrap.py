@@ -56,7 +56,7 @@ def test_a_model_that_cannot_have_landmarks_is_refused(make, said, tokenizer):
         ({"memory": [("k", 4)]}, "give settings by name"),
         ({"memory": {"k": -1}}, "retrieval.k=-1"),
         ({"memory": {"backend": "torch"}}, "memory has no setting backend"),
-        ({"memory": {"cutoff": [0.1]}}, r"cmt.cutoff=\[0.1\]: must be one number, or 3"),
+        ({"memory": {"cutoff": [0.1]}}, r"cmt.cutoff=\[0.1\]: must be a number"),
         ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
         ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
         ({"landmarks": "none", "memory": {"window": -1}}, "memory.window=-1: must be at least 0"),

@@ -56,12 +56,13 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
 
 
-def test_each_layer_has_a_cutoff_and_one_of_zero_drops_nothing():
+@pytest.mark.parametrize("cutoff", [0.0, 1.0])
+def test_a_cutoff_of_zero_drops_nothing_and_one_of_one_all(cutoff):
     q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
-    memory = new_memory(k=2, cutoff=[0.0, 1.0])
+    memory = new_memory(k=2, cutoff=cutoff)
     for part in (slice(0, 30), slice(30, 60)):
         for layer in (0, 1):
             memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], ContextMiss(cmt))
         memory.commit()
-    assert memory.stats["drop_rates"] == [[0.0] * 4, [1.0] * 4]
-    assert (memory.stats["skipped"], memory.stats["lookups"]) == (0.5, 2 * 4 * 30)
+    assert memory.stats["drop_rates"] == [[cutoff] * 4] * 2
+    assert (memory.stats["skipped"], memory.stats["lookups"]) == (cutoff, (1 - cutoff) * 2 * 2 * 4 * 30)

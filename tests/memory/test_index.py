@@ -10,7 +10,7 @@ from landmark.attention.rotary import RotaryTable
 from landmark.memory.layer import LayerMemory, Question
 from landmark.memory.positions import Stingy
 from landmark.memory.select import Best, Faiss, SecondLook
-from landmark.memory.select.faiss import _best
+from landmark.memory.select.scores import best_in_order
 from landmark.memory.settings import INDICES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
@@ -85,9 +85,9 @@ def test_few_candidates_by_the_definition():
         older = sorted(range(3, 13), key=lambda a: -scores[a])[:3]
         expected = sorted(sorted([1, 2, *older], key=lambda a: -scores[a])[:2], reverse=True)
         assert ages[sample, head, t].tolist() == expected
-    scores, ages = torch.tensor([[1.0, 2.0, 2.0, 0.0, -torch.inf]]), torch.tensor([[1, 9, 4, 2, 13]])
+    scores, ages = torch.tensor([[1.0, 0.0, 2.0, 2.0, -torch.inf]]), torch.tensor([[1, 2, 4, 9, 13]])
     for count, best in ((1, [[4]]), (3, [[9, 4, 1]])):  # equal scores are taken by recency
-        assert _best(scores, ages, count).tolist() == best
+        assert best_in_order(scores, ages, count).tolist() == best
 
 
 def test_the_inverted_file_finds_most_as_it_grows():
@@ -125,12 +125,16 @@ def test_a_loaded_memory_is_indexed_anew(tmp_path, index):
     assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))
 
 
-def test_samples_of_an_index_cannot_be_reordered_and_without_faiss_the_error_names_the_package(monkeypatch):
-    q, k, v, _ = texts(40)
-    memory = new_memory(k=2, index="faiss")
-    feed(memory, q, k, v, [40])
-    with pytest.raises(UserError, match="memory.index=faiss: its samples cannot be reordered"):
-        memory.select_samples(torch.tensor([0]))
+def test_reordered_samples_are_indexed_anew():
+    (q, k, v, _), swapped = texts(90), torch.tensor([1, 0])
+    memory = new_memory(k=2, index="faiss_flat")
+    feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
+    reordered, rest = memory.select_samples(swapped), [x[:, :, 60:] for x in (q, k, v)]
+    expected = feed(memory, *rest, [20, 10])[swapped]
+    assert torch.equal(feed(reordered, *(x[swapped] for x in rest), [20, 10]), expected)
+
+
+def test_without_faiss_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     new_memory()
     with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):

@@ -254,19 +254,6 @@ def test_a_memory_that_dropped_wanted_blocks_is_refused(saved_once):
         of_model().load(saved_once / "few")
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"), [(Path.unlink, "was removed while"), (lambda p: os.truncate(p, 100), "cut")]
-)
-def test_a_file_removed_while_in_use(book, damage, said):
-    """The tier "disk" reads the saved file itself: when it is removed, the next retrieval raises an error."""
-    memory, text = of_model(tier="disk", cache=1), texts(60)[:3]
-    memory.load(book)
-    feed(memory, *text, [5])
-    damage(book / "layer-1.blocks")
-    with pytest.raises(UserError, match=rf"layer-1.blocks .*{said}"):
-        feed(memory, *text, [5])
-
-
 @pytest.mark.parametrize("tier", ["disk", "device"])
 def test_files_may_not_grow_further(tmp_path, tier):
     """A real write that the system refuses, while reading or saving: the process may write files of 100 KB."""

@@ -140,8 +140,9 @@ def test_a_store_reserves_little_more_than_it_holds_and_no_more_where_it_knows_w
     assert told.capacity == len(told) == kept
     rows = store.rows(torch.arange(kept, 0, -1))
     fetched = store.fetch(torch.cat([rows, rows + store.capacity]))
-    assert torch.equal(fetched.read_keys().unflatten(0, (2, -1)), stored[0, :, -kept:, :-1])
-    assert torch.equal(fetched.read_values().unflatten(0, (2, -1)), stored[0, :, -kept:, :-1] + 1)
+    keys, values = (x[fetched.rows].unflatten(0, (2, -1)) for x in fetched[:2])
+    assert torch.equal(keys, stored[0, :, -kept:, :-1])
+    assert torch.equal(values, stored[0, :, -kept:, :-1] + 1)
     assert torch.equal(store.landmarks[0][:, rows], stored[0, :, -kept:, -1])
     told.add(stored[:, :, :1], stored[:, :, :1] + 1)  # one that it did not know of
     assert max_blocks == 700 or kept < told.capacity <= (kept + 1) * (1 + 1 / SPARE) + ROWS

@@ -272,7 +272,6 @@ def test_positions_are_those_of_the_batch():
     ("use", "message"),
     [
         (lambda: tiny(LANDMARK).new_memory(cutoff=0.3), "cmt.cutoff=0.3: this model has no context miss token"),
-        (lambda: tiny(CMT).new_memory(cutoff=[0.1, 0.2, 0.3]), r"0.1, 0.2, 0.3\]: must be one number, or 2"),
         (lambda: tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=Memory(7)), "block_size=7, the model 5"),
         (lambda: tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=RecurrentMemory(4)), "RecurrentMemory"),
         *(

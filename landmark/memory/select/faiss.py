@@ -18,7 +18,7 @@ from torch import Tensor
 
 from landmark.attention.scoring import capped
 from landmark.memory.layer import Question
-from landmark.memory.select.scores import scores_of
+from landmark.memory.select.scores import best_in_order, scores_of
 from landmark.memory.select.selector import Best, Selector
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
@@ -72,11 +72,8 @@ class Faiss(Selector):
         found, numbers = index.search(store, searched, len(store) - k, max(self.candidates, k))
         found, numbers = (x.view(*scores.shape[:3], -1) for x in (found, numbers))
         found = capped(found, cap).masked_fill(numbers < 0, -torch.inf)
-        ages = torch.cat([newest.expand_as(scores), store.added - numbers], -1)
-        return _best(torch.cat([scores, found], -1), ages, k)
-
-    def check_samples_can_be_selected(self) -> None:
-        raise UserError("memory.index=faiss: its samples cannot be reordered; use memory.index=exact")
+        ages, order = torch.cat([newest.expand_as(scores), store.added - numbers], -1).sort(-1)
+        return best_in_order(torch.cat([scores, found], -1).gather(-1, order), ages, k)
 
 
 class LandmarkIndex:
@@ -126,13 +123,6 @@ class LandmarkIndex:
         index.nprobe = PROBED
         index.train(keys)
         return index
-
-
-def _best(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """Ages (…, count) of the blocks with the highest scores (…, n), oldest first; of equal ones the newer block."""
-    ages, order = ages.sort(-1)
-    best = scores.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    return ages.gather(-1, best).sort(-1, descending=True).values
 
 
 def _numbers(keys: Tensor) -> np.ndarray:

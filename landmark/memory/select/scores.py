@@ -141,3 +141,12 @@ def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
         return ages[indices[..., :count]]
     rank = torch.where(scores > edge, 0, torch.where(scores == edge, ages, len(ages) + 1))
     return ages[rank.topk(count, dim=-1, largest=False).indices]
+
+
+def best_in_order(scores: Tensor, ages: Tensor, count: int) -> Tensor:
+    """Ages (…, count), oldest first, of the blocks with the highest scores (…, n); among equal scores the newer block.
+
+    ages: (…, n), of the blocks, the newest first.
+    """
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return ages.gather(-1, best).sort(-1, descending=True).values

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landmark.memory.layer import Question
 from landmark.memory.reading import weights_of_blocks
-from landmark.memory.select.scores import best_ages, best_of_summaries, newest_ages, preferring
+from landmark.memory.select.scores import best_ages, best_in_order, best_of_summaries, newest_ages, preferring
 from landmark.memory.store.block_store import Summary, mean_keys
 
 
@@ -39,9 +39,6 @@ class Selector:
         Among equal scores the newer blocks are chosen.
         """
         raise NotImplementedError
-
-    def check_samples_can_be_selected(self) -> None:
-        """Raise UserError where what the selector notes is of all samples of a batch together."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,6 @@ class MeanKeys(Selector):
         return best_of_summaries(question, k, question.store.summaries["means"], self.granularity, self.newest)
 
 
-@dataclass(frozen=True)
 class SecondLook(Selector):
     """A second look at the `proposed` best blocks of `inner`, whose queries choose by themselves ("per_token_and_…").
 
@@ -141,23 +137,9 @@ class SecondLook(Selector):
     and the best of these counts.
     """
 
-    proposed: int
-    inner: Selector
-
-    @property
-    def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.granularity
-
-    @property
-    def newest(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.newest
-
-    @property
-    def summaries(self) -> Mapping[str, Summary]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.summaries
-
-    def check_samples_can_be_selected(self) -> None:
-        self.inner.check_samples_can_be_selected()
+    def __init__(self, proposed: int, inner: Selector):
+        self.proposed, self.inner = proposed, inner
+        self.granularity, self.newest, self.summaries = inner.granularity, inner.newest, inner.summaries
 
     def choose(self, question: Question, k: int) -> Tensor:
         ages = self.inner.choose(question, self.proposed)
@@ -167,7 +149,4 @@ class SecondLook(Selector):
         scores = weights_of_blocks(question, ages, selected)
         if ages.shape[1] < scores.shape[1]:  # shares, of which the highest of the heads that choose together counts
             scores = scores.log_softmax(-1).unflatten(1, (ages.shape[1], -1)).amax(2)
-        scores = preferring(scores, ages, self.newest)
-        # From the newest block on, so that a stable sort decides ties.
-        best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :k]
-        return ages.gather(-1, (scores.shape[-1] - 1 - best).sort(-1).values)
+        return best_in_order(preferring(scores, ages, self.newest).flip(-1), ages.flip(-1), k)

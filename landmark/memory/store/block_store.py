@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from landmark.memory.store.block_files import SavedRows
-from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store, TierCounts, new_buffer
+from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store, TierCounts, grown, new_buffer
 
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
@@ -16,10 +15,6 @@ SPARE = 8  # for so many rows at least one more is added
 # What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last.
 Summary = Callable[[Tensor], Tensor]
 LANDMARKS = "landmarks"
-
-
-def closing_landmarks(keys: Tensor) -> Tensor:
-    return keys[..., -1, :]
 
 
 def mean_keys(keys: Tensor) -> Tensor:
@@ -45,8 +40,8 @@ class BlockStore:
         counts: TierCounts | None = None,
     ):
         self._store, self._counts = store or Store(), counts or TierCounts()
-        self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
-        self._make = {LANDMARKS: closing_landmarks, **(summaries or {})}
+        self.max_blocks = self._store.max_blocks
+        self._make: dict[str, Summary] = {LANDMARKS: lambda keys: keys[..., -1, :], **(summaries or {})}
         self.summaries = dict.fromkeys(self._make, torch.empty(0))
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
@@ -79,23 +74,20 @@ class BlockStore:
                 summary[:, :, rows] = self._make[name](new)
         self.added += count
 
-    def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
-        """Make room for blocks like (B, H, n, ℓ, d), at most `max_blocks`. saved: a file with the first ones."""
+    def reserve(self, blocks: int, like: Tensor) -> None:
+        """Make room for blocks like (B, H, n, ℓ, d), at most `max_blocks`."""
         blocks = min(blocks, self.max_blocks or blocks)
         if blocks <= self.capacity:
             return
-        (batch, heads), dim = like.shape[:2], like.shape[-1]
         capacity = max(blocks, -(-(self.capacity + self.capacity // SPARE) // ROWS) * ROWS)
         capacity = min(capacity, self.max_blocks or capacity)
         if not self.capacity:
             self.dtype, self.block_shape = like.dtype, like.shape[3:]
-            self.blocks = self._store.new_blocks(like, self._counts, saved)
+            self.blocks = self._store.new_blocks(like, self._counts)
+            shape, exact = (*like.shape[:2], 0, like.shape[-1]), torch.promote_types(like.dtype, torch.float32)
+            self.summaries = dict.fromkeys(self._make, new_buffer(*shape, dtype=exact, device=like.device))
         self.blocks.reserve(capacity)
-        exact = torch.promote_types(like.dtype, torch.float32)
-        for name, old in self.summaries.items():
-            self.summaries[name] = new_buffer(batch, heads, capacity, dim, dtype=exact, device=like.device)
-            if self.capacity:
-                self.summaries[name][:, :, : self.capacity] = old
+        self.summaries = {name: grown(x, 2, capacity) for name, x in self.summaries.items()}
         self.capacity = capacity
 
     def select_samples(self, samples: Tensor, into: BlockStore, blocks: int | None = None) -> None:
@@ -147,7 +139,7 @@ class BlockStore:
         return sum(x.nbytes for x in self.summaries.values())
 
     def fetch(self, places: Tensor) -> Fetched:
-        """Bring the blocks at these `places` (n,) to the compute device. UserError: a file was removed or cut short."""
+        """Bring the blocks at these `places` (n,) to the compute device."""
         self.blocks_read += len(places)
         return self.blocks.fetch(places)
 

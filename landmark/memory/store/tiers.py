@@ -6,6 +6,9 @@ Results are the same on every tier, bit for bit.
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +20,6 @@ import torch
 from torch import Tensor
 
 from landmark.memory.settings import TIERS
-from landmark.memory.store.block_files import FileRows, SavedRows
 from landmark.utils.errors import UserError
 
 Read = Callable[[Tensor, Tensor], Tensor]  # reads the blocks at places (n,) into a tensor (n, 2·ℓ·d) on the CPU
@@ -30,6 +32,14 @@ def new_buffer(*shape: int, dtype: torch.dtype, device: torch.device | str = "cp
     """
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
+
+
+def grown(x: Tensor, dim: int, size: int, *, pinned: bool = False) -> Tensor:
+    """A copy of x with room for `size` along a dimension, as `new_buffer`; for a moment there are both."""
+    shape = *x.shape[:dim], size, *x.shape[dim + 1 :]
+    made = new_buffer(*shape, dtype=x.dtype, device=x.device, pinned=pinned)
+    made.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return made
 
 
 @dataclass
@@ -171,12 +181,6 @@ class Fetched(NamedTuple):
     values: Tensor
     rows: Tensor
 
-    def read_keys(self, out: Tensor | None = None) -> Tensor:
-        return torch.index_select(self.keys, 0, self.rows, out=out)
-
-    def read_values(self, out: Tensor | None = None) -> Tensor:
-        return torch.index_select(self.values, 0, self.rows, out=out)
-
 
 @dataclass(frozen=True)
 class Store:
@@ -195,12 +199,12 @@ class Store:
         if self.tier not in TIERS or self.cache < 1:
             raise UserError(f"tier={self.tier}, cache={self.cache}: must be one of {', '.join(TIERS)}, and at least 1")
 
-    def new_blocks(self, like: Tensor, counts: TierCounts, saved: SavedRows | None = None) -> Blocks:
-        """Keys and values of no block yet, like (B, H, n, ℓ, d). saved: the first rows, on disk."""
+    def new_blocks(self, like: Tensor, counts: TierCounts) -> Blocks:
+        """Keys and values of no block yet, like (B, H, n, ℓ, d)."""
         if self.tier == "device":
             return DeviceBlocks(like)
         row = torch.empty(*like.shape[:2], 2, *like.shape[3:], dtype=like.dtype)
-        rows = FileRows(row, self.folder, saved) if self.tier == "disk" else HostRows(row, pinned=like.is_cuda)
+        rows = FileRows(row, self.folder) if self.tier == "disk" else HostRows(row, pinned=like.is_cuda)
         return CachedBlocks(like, rows, self.cache, counts)
 
 
@@ -219,11 +223,7 @@ class DeviceBlocks:
     device_bytes_kept = bytes_kept
 
     def reserve(self, capacity: int) -> None:
-        old, made = (self.keys, self.values), []
-        for x in old:
-            made.append(new_buffer(*x.shape[:2], capacity, *x.shape[3:], dtype=x.dtype, device=x.device))
-            made[-1][:, :, : x.shape[2]] = x
-        self.keys, self.values = made
+        self.keys, self.values = (grown(x, 2, capacity) for x in (self.keys, self.values))
 
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
         """Write n blocks (B, H, n, ℓ, d) to the rows from `row` on."""
@@ -277,10 +277,7 @@ class CachedBlocks:
 
 
 class HostRows:
-    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. like: a row. pinned: a GPU can copy from it directly.
-
-    To grow it holds them twice for a moment; `Memory.expect` avoids that.
-    """
+    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. like: a row. pinned: a GPU can copy from it directly."""
 
     def __init__(self, like: Tensor, pinned: bool):
         self._pinned, self._rows = pinned, like[None][:0]
@@ -290,9 +287,7 @@ class HostRows:
         return self._rows.nbytes
 
     def reserve(self, capacity: int) -> None:
-        old, shape = self._rows, (capacity, *self._rows.shape[1:])
-        self._rows = new_buffer(*shape, dtype=old.dtype, pinned=self._pinned)
-        self._rows[: len(old)] = old
+        self._rows = grown(self._rows, 0, capacity, pinned=self._pinned)
 
     def write(self, row: int, blocks: Tensor) -> None:
         """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on."""
@@ -301,6 +296,59 @@ class HostRows:
     def read(self, places: Tensor, out: Tensor) -> Tensor:
         """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads."""
         return torch.index_select(self._rows.view(-1, out.shape[1]), 0, places, out=out)
+
+
+class FileRows:
+    """The same in a file without a name, which vanishes when the process ends, even if killed.
+
+    Rows are read and written at an offset, not through a memory map: that is as fast, and a full disk raises an error,
+    where a memory map ends the process with a signal. folder: None: the system's.
+    """
+
+    def __init__(self, like: Tensor, folder: Path | str | None):
+        """Raises UserError where no file can be made."""
+        self._folder, self._row_bytes, self._written = Path(folder or tempfile.gettempdir()), like.nbytes, 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (it stays open)
+        except OSError as error:
+            raise UserError(f"memory.folder={self._folder}: cannot make a file there ({error.strerror})") from error
+
+    def __getstate__(self) -> object:
+        """Raises UserError: a copy would share the file, or be without it."""
+        raise UserError("memory.tier=disk: such a memory cannot be copied or pickled, save it and load it")
+
+    @property
+    def bytes_kept(self) -> int:
+        return self._written * self._row_bytes
+
+    def reserve(self, capacity: int) -> None:
+        """Nothing: the file grows with each write."""
+
+    def write(self, row: int, blocks: Tensor) -> None:
+        """As of `HostRows`. Raises UserError where the disk is full."""
+        left, at = blocks.flatten().view(torch.uint8).numpy().data, row * self._row_bytes
+        try:
+            while left:
+                done = os.pwrite(self._file.fileno(), left, at)
+                left, at = left[done:], at + done
+        except OSError as error:
+            said = f"cannot write there ({error.strerror})"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                said = f"no room for {len(left) / 1e6:,.1f} MB more of blocks ({error.strerror}); name a folder on a "
+                said += "larger disk, or keep fewer with memory.blocks"
+            raise UserError(f"memory.folder={self._folder}: {said}") from error
+        self._written = max(self._written, row + len(blocks))
+
+    def read(self, places: Tensor, out: Tensor) -> Tensor:
+        """As of `HostRows`."""
+        whole, piece, file = out.view(torch.uint8).flatten().numpy().data, out[0].nbytes, self._file.fileno()
+        offsets = [place * piece for place in places.tolist()]
+        for offset in offsets if hasattr(os, "posix_fadvise") else ():  # request all before waiting for the first
+            os.posix_fadvise(file, offset, piece, os.POSIX_FADV_WILLNEED)
+        for number, offset in enumerate(offsets):
+            if os.preadv(file, [whole[number * piece : (number + 1) * piece]], offset) < piece:
+                raise UserError(f"memory.folder={self._folder}: a file there was cut short, load the memory again")
+        return out
 
 
 def by_row(keys: Tensor, values: Tensor) -> Tensor:

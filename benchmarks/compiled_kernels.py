@@ -21,12 +21,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from landmark.attention.fused import tuning
-from landmark.attention.fused.backward import backward_means
+from landmark.attention.fused.kernels import backward_means
 from landmark.attention.fused.operators import means_constants
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
 from landmark.memory import reading_kernels as reading
 from landmark.memory import sparse_attention_kernels as sparse
-from landmark.memory import step_kernels as step
 from landmark.memory.select import scores_kernels as scores
 
 POINTERS = dict.fromkeys(
@@ -180,7 +179,9 @@ def all_kernels(
         options = scores.top_k_constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
         used[f"top_k_landmarks, {rows=}"] = compiled(scores.best_of_tile, options, arch, torch.float32)
     used["best_of_tiles"] = compiled(scores.best_of_tiles, scores.merge_constants(4), arch, torch.float32)
-    used["pending_tokens"] = compiled(step.pending_tokens, step.constants(block_size + 1, dim), arch, dtype)
+    used["pending_tokens"] = compiled(
+        reading.pending_tokens, reading.pending_constants(block_size + 1, dim), arch, dtype
+    )
     return used
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from landmark.memory.layer import Stingy as Stingy
+    from landmark.memory.layer import TruePositions as TruePositions
     from landmark.memory.memory import Memory as Memory
-    from landmark.memory.positions import Stingy as Stingy
-    from landmark.memory.positions import TruePositions as TruePositions
     from landmark.memory.recurrent import RecurrentMemory as RecurrentMemory
     from landmark.memory.recurrent import SinkMemory as SinkMemory
     from landmark.memory.recurrent import UnlimitedMemory as UnlimitedMemory
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        for module in ("memory", "positions", "recurrent", "summaries"):
+        for module in ("memory", "construction", "recurrent"):
             found = import_module(f"landmark.memory.{module}")
             if hasattr(found, name):
                 return getattr(found, name)

@@ -6,8 +6,8 @@ from typing import Any
 
 from landmark.attention.keys import Keys
 from landmark.memory import select
+from landmark.memory.layer import Stingy, TruePositions
 from landmark.memory.memory import Memory
-from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.select import Best, Selector
 from landmark.memory.settings import MemorySettings
 from landmark.memory.store import Store

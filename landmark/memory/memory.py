@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, back
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate, rotate_cmt
-from landmark.memory.layer import LayerMemory, Question, select_queries
-from landmark.memory.positions import Positions, Stingy
+from landmark.memory.layer import LayerMemory, Positions, Question, Stingy, select_queries
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
 from landmark.memory.saving import Place, load, save
@@ -67,13 +66,10 @@ class Memory:
     ):
         """Start with nothing read. Raises UserError for a number out of range.
 
-        Args:
-            k: blocks that a query retrieves, or fewer where there are fewer; `select` chooses them.
-            keys: how keys are made; None: with rotary positions, as in the paper.
-            positions: of blocks, `Stingy()` or `TruePositions()`.
-            store: where blocks are stored, and how many. Results are the same, bit for bit.
-            backend: as in `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does steps 3 and 4.
-            observer: called with a `Retrieval` whenever a layer attends.
+        k: blocks that a query retrieves, or fewer where there are fewer; `select` chooses them. keys: None: with rotary
+        positions, as in the paper. positions: `Stingy()` or `TruePositions()`. store: where blocks are, and how many;
+        results are the same, bit for bit. backend: as in `landmark.attention`; with "triton", or "auto" on a GPU, one
+        kernel does steps 3 and 4. observer: called with a `Retrieval` whenever a layer attends.
         """
         if block_size < 1 or k < 0 or (store.max_blocks is not None and store.max_blocks < max(k, 1)):
             raise UserError(
@@ -206,7 +202,8 @@ class Memory:
             at_its_place = ContextMiss(rotate_cmt(extra.key, question.rotary))
             weight = torch.sigmoid(at_its_place.scores_of(rotated, self.scoring) - lse)
             cutoff = self.cutoff if self.k and len(question.store) else 0.0  # where there is nothing to retrieve
-            question = question.of(select_queries(weight, cutoff, self.select.granularity, k.shape[1]))
+            selection = select_queries(weight, cutoff, self.select.granularity, k.shape[1])
+            question = replace(question, selection=selection)
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,10 +74,8 @@ class Reading:
         return max(0, position // self.group * self.group - self.window) // self.block_size
 
 
-class Moves(Protocol):
-    """Turns keys (…, n, r, d) of n blocks as if these stood by `distances` (…, n) positions later in the text."""
-
-    def __call__(self, keys: Tensor, distances: Tensor) -> Tensor: ...
+Moves = Callable[[Tensor, Tensor], Tensor]
+"""Turns keys (…, n, r, d) of n blocks as if these stood by distances (…, n) positions later in the text."""
 
 
 class Text(NamedTuple):
@@ -141,19 +139,11 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
 def read_tiles(
     rows: Tensor, grouped: Tensor, text: Text, start: int, far: tuple[int, ...], asking: tuple[int, int], how: Reading
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of n tiles to all that they read.
+    """Attention (C, n, G·τ, d) of n tiles to all that they read, its log-sum-exp, and the chosen blocks (C, n, k).
 
-    Args:
-        rows: (C, n, G·τ, d), the queries of each tile.
-        grouped: (C, groups, G, g, d), the same.
-        text: that they read.
-        start: position of the first.
-        far: far blocks of each tile.
-        asking: the first query that chooses, and the one after the last, counted from the first one; others are
-            padding.
-        how: they read.
-
-    Returns (C, n, G·τ, d), the log-sum-exp (C, n, G·τ), and the chosen blocks (C, n, k).
+    rows: (C, n, G·τ, d), the queries of each tile. grouped: (C, groups, G, g, d), the same. start: position of the
+    first. far: far blocks of each tile. asking: the first query that chooses, and the one after the last, counted from
+    the first one; others are padding.
     """
     (caches, groups, heads, size, dim), tiles = grouped.shape, how.group // how.tile
     near = [x[:, start - how.window : start + groups * size].to(rows.device) for x in (text.keys, text.values)]
@@ -198,12 +188,8 @@ def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tenso
 def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, how: Reading) -> tuple[Tensor, ...]:
     """The blocks that n tiles choose, in parts that together are (C, n, k); in order where they are moved.
 
-    Args:
-        q: (C, n, G·τ, d), of each tile.
-        text: whose blocks.
-        far: far blocks of each tile, more than k, in order.
-        asks: (n, G·τ), bool, rows that choose; None: all do.
-        how: they choose.
+    q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, in order. asks: (n, G·τ), bool, rows
+    that choose; None: all do.
     """
     least, count = far[0], far[-1]
     q, means = q * how.scale, text.means[:, :count]

@@ -156,13 +156,9 @@ def shares(
 ) -> Tensor:
     """The largest share of each block among the rows of its tile, (C, n, m) or (C, n, blocks), float32.
 
-    Args:
-        q: (C, n, G·τ, d), contiguous.
-        keys: (C, capacity, d), of tokens; or (C, blocks, d), one for each.
-        far: (n,), blocks that each tile sees.
-        asking: the first query that chooses, and the one after the last, counted from the first tile's first.
-        listed: (C, n, m), blocks of ℓ keys; None: each of the first keys is a block.
-        how: tiles read.
+    q: (C, n, G·τ, d), contiguous. keys: (C, capacity, d), of tokens; or (C, blocks, d), one for each. far: (n,), blocks
+    that each tile sees. asking: as of `read_tiles`. listed: (C, n, m), blocks of ℓ keys; None: each of the first keys
+    is a block.
     """
     count = keys.shape[1] if listed is None else listed.shape[2]
     out = q.new_zeros(len(q), q.shape[1], count, dtype=torch.float32)
@@ -178,14 +174,9 @@ def shares(
 
 
 def read(q: Tensor, text: Text, chosen: Tensor, start: int, how: Reading) -> tuple[Tensor, Tensor]:
-    """Attention (C, n, G·τ, d) of tiles to all that they read, and its log-sum-exp (C, n, G·τ), float32.
+    """Attention of tiles q (C, n, G·τ, d), contiguous, to all that they read, and its log-sum-exp, float32.
 
-    Args:
-        q: (C, n, G·τ, d), contiguous.
-        text: that they read.
-        chosen: (C, n, k), blocks.
-        start: position of the first tile's first query.
-        how: tiles read.
+    chosen: (C, n, k), blocks. start: position of the first tile's first query.
     """
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     q, keys, values = (_computable(x) for x in (q, text.keys, text.values))

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from landmark.attention import backend_for, has_kernel
 from landmark.attention.fused.tuning import DTYPES, MOST_BLOCKS
-from landmark.memory.layer import LayerMemory
+from landmark.memory.layer import Lags, LayerMemory, Stingy
 from landmark.memory.memory import Memory
-from landmark.memory.positions import Lags, Stingy
 from landmark.memory.select import Best
 from landmark.memory.store.tiers import new_buffer
 
@@ -113,9 +112,8 @@ class Step:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `Memory.attend`, (B, H, T, d). Args: as there."""
-        from landmark.memory.reading_kernels import attend_to_retrieved_blocks
+        from landmark.memory.reading_kernels import attend_to_pending_tokens, attend_to_retrieved_blocks
         from landmark.memory.select.scores_kernels import top_k_landmarks
-        from landmark.memory.step_kernels import attend_to_pending_tokens
 
         memory, store, (keys, values) = self.memory, self.memory.layers[layer].store, self._buffers[layer]
         lags, count, self._heads = self._lags, min(memory.k, len(store)), q.shape[0] * q.shape[1]

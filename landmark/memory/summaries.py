@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from torch import Tensor
 from landmark.attention import Scoring, Sinks
 from landmark.memory.retrievals import Observer, Retrieval, Stored
 from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
-from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
+from landmark.memory.sparse_attention import Moves, Reading, Text, read_all, read_chosen, shares_of_blocks
+from landmark.memory.store.tiers import grown
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, write_atomic, write_json
 
@@ -32,22 +34,16 @@ DENSE_ELSEWHERE = 16384
 SPARE = 8  # for so many rows at least one more is made room for
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Turns keys as if they stood later in the text (`landmark.memory.sparse_attention.Moves`).
+def moved(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
+    """Keys as if they stood later in the text (`landmark.memory.sparse_attention.Moves`).
 
     frequencies: (r/2,), radians a position, of the pairs of channels i and i + r/2; the other channels do not turn.
     """
-
-    frequencies: Tensor
-
-    def __call__(self, keys: Tensor, distances: Tensor) -> Tensor:
-        angles = distances[..., None, None].double() * self.frequencies.to(keys.device).double()
-        exact = torch.promote_types(keys.dtype, torch.float32)
-        cos, sin = angles.cos().to(exact), angles.sin().to(exact)
-        half = len(self.frequencies)
-        first, second, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest.to(exact)], -1).to(keys.dtype)
+    angles = distances[..., None, None].double() * frequencies.to(keys.device).double()
+    exact = torch.promote_types(keys.dtype, torch.float32)
+    cos, sin = angles.cos().to(exact), angles.sin().to(exact)
+    first, second, rest = keys.split([len(frequencies)] * 2 + [keys.shape[-1] - 2 * len(frequencies)], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest.to(exact)], -1).to(keys.dtype)
 
 
 class SummaryMemory:
@@ -80,26 +76,17 @@ class SummaryMemory:
         folder: Path | str | None = None,
         observer: Observer | None = None,
     ):
-        """Start with nothing read.
+        """Start with nothing read. Raises UserError for a number out of range.
 
-        Args:
-            block_size: ℓ, tokens of a block.
-            k: blocks that a query reads.
-            window: tokens before a query that it always reads, rounded up to whole blocks.
-            proposed: blocks that get a second look; k or fewer: none.
-            first: blocks that begin the text and are always among the k.
-            dense: tokens at the start of a text whose queries read all keys; None: as many as are read at least as fast
-                as by blocks, and no more than `positions`.
-            mapping: "true": keys have their true positions; "stingy": far blocks are read as if they stood in k + 1
-                places before the window; "auto": stingy only beyond `positions`.
-            positions: that the model was trained on; None: any number.
-            frequencies: (r/2,), radians per position of each pair that the model turns.
-            unrotated_layers: layers whose keys have no positions.
-            tier: where keys and values lie: "device", "cpu" or "disk".
-            folder: of the files of the tier "disk", which vanish with the process; None: the system's.
-            observer: called with a `Retrieval` whenever a layer attends.
-
-        Raises UserError for a number out of range.
+        block_size: ℓ, tokens of a block. k: blocks that a query reads. window: tokens before a query that it always
+        reads, rounded up to whole blocks. proposed: blocks that get a second look; k or fewer: none. first: blocks that
+        begin the text and are always among the k. dense: tokens at the start of a text whose queries read all keys;
+        None: as many as are read at least as fast as by blocks, and no more than `positions`. mapping: "true": keys
+        have their true positions; "stingy": far blocks are read as if they stood in k + 1 places before the window;
+        "auto": stingy only beyond `positions`. positions: that the model was trained on; None: any number. frequencies:
+        (r/2,), radians per position of each pair that the model turns. unrotated_layers: layers whose keys have no
+        positions. tier: where keys and values lie: "device", "cpu" or "disk". folder: of the files of the tier "disk",
+        which vanish with the process; None: the system's. observer: called with a `Retrieval` whenever a layer attends.
         """
         if block_size < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
@@ -111,7 +98,7 @@ class SummaryMemory:
         self._reading = Reading(block_size, self.window, k, proposed, first)
         self._unrotated = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
-        self._moves = None if frequencies is None else Moved(frequencies)
+        self._moves = None if frequencies is None else partial(moved, frequencies)
         self._trained, self._tier, self._folder = positions, tier, folder
         self.model: Callable[[], str] | None = None
         self.known = False
@@ -162,15 +149,10 @@ class SummaryMemory:
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None = None
     ) -> Tensor:
-        """Attention of a chunk, which continues the committed text.
+        """Attention (B, H, T, d) of a chunk, which continues the committed text.
 
-        Args:
-            q: (B, H, T, d), rotated by the model.
-            k, v: (B, H_kv, T, d), k rotated by the model.
-            scoring: of the layer.
-            sinks: of the layer; None: it has none.
-
-        Returns (B, H, T, d). Raises UserError where the text so far has keys of another type.
+        q: (B, H, T, d), k, v: (B, H_kv, T, d), rotated by the model. scoring, sinks: of the layer. Raises UserError
+        where the text so far has keys of another type.
         """
         (batch, heads, length, dim), kv, start = q.shape, k.shape[1], self.position
         state = self.layers.get(layer)
@@ -190,9 +172,8 @@ class SummaryMemory:
         stored = [state.keys, state.values, state.means]
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
             stored = [x.to(q.device, non_blocking=True) for x in stored]
-        for first, count, is_far, moves in self._parts(layer, start, length, how, q.device.type):
-            text = Text(stored[0], stored[1], stored[2], moves)
-            part = queries[:, :, first - start : first - start + count]
+        for first, stop, is_far, moves in self._parts(layer, start, length, how, q.device.type):
+            text, part = Text(*stored, moves), queries[:, :, first - start : stop - start]
             out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:
@@ -213,8 +194,9 @@ class SummaryMemory:
 
     def _parts(
         self, layer: int, start: int, length: int, how: Reading, device: str
-    ) -> Iterator[tuple[int, int, bool, Moved | None]]:
-        """The chunk in parts of one kind: first position, tokens, whether blocks are chosen, and how keys are moved."""
+    ) -> Iterator[tuple[int, int, bool, Moves | None]]:
+        """The chunk in parts of one kind: first position, the one behind the last, whether blocks are chosen, and how
+        keys are moved."""
         turning = self._known_positions is not None and layer not in self._unrotated
         known = self._known_positions if turning else None
         bounds = [max(self._dense_on(device), how.covered)]
@@ -223,7 +205,7 @@ class SummaryMemory:
         end = start + length
         for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
             beyond = known is not None and first >= bounds[-1]
-            yield first, stop - first, first >= bounds[0], self._moves if beyond else None
+            yield first, stop, first >= bounds[0], self._moves if beyond else None
 
     def commit(self) -> None:
         """End the chunk in every layer."""
@@ -344,16 +326,14 @@ class _Layer:
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros on the tier; also under `torch.inference_mode` they can be written to later."""
+        size, dtype = torch.Size(shape).numel(), self._like.dtype
         with torch.inference_mode(False):
             if self._tier == "device":
-                return torch.zeros(shape, dtype=self._like.dtype, device=self._like.device)
+                return torch.zeros(shape, dtype=dtype, device=self._like.device)
             if self._tier == "cpu":
-                return torch.zeros(shape, dtype=self._like.dtype, pin_memory=self._like.is_cuda)
-            size = max(1, torch.Size(shape).numel())
+                return torch.zeros(shape, dtype=dtype, pin_memory=self._like.is_cuda)
             with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # the file lives on without a name
-                return torch.from_file(file.name, True, size, dtype=self._like.dtype)[: torch.Size(shape).numel()].view(
-                    shape
-                )
+                return torch.from_file(file.name, True, max(1, size), dtype=dtype)[:size].view(shape)
 
     @property
     def bytes_kept(self) -> tuple[int, int]:
@@ -383,15 +363,12 @@ class _Layer:
 
     def _grow(self, tokens: int) -> None:
         blocks = -(-tokens // self._block_size)
-        for name, count in (("keys", blocks * self._block_size), ("values", blocks * self._block_size)):
+        for name in ("keys", "values"):
             old = getattr(self, name)
-            new = self._new((len(old), count, old.shape[2]))
+            new = self._new((len(old), blocks * self._block_size, old.shape[2]))
             new[:, : old.shape[1]] = old
             setattr(self, name, new)
-        with torch.inference_mode(False):
-            means = self.means.new_zeros(len(self.means), blocks, self.means.shape[2])
-        means[:, : self.means.shape[1]] = self.means
-        self.means = means
+        self.means = grown(self.means, 1, blocks)
 
     def forget(self, position: int) -> None:
         """Forget the tokens from this position on."""
@@ -405,9 +382,6 @@ class _Layer:
         for name in ("keys", "values", "means"):
             x = getattr(self, name)
             rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)
-            if name == "means" or self._tier != "disk":
-                setattr(chosen, name, rows)
-            else:
-                kept = self._new(tuple(rows.shape))
-                setattr(chosen, name, kept.copy_(rows))
+            on_disk = self._tier == "disk" and name != "means"
+            setattr(chosen, name, self._new(rows.shape).copy_(rows) if on_disk else rows)
         return chosen

@@ -12,7 +12,7 @@ from landmark.attention import Window
 from landmark.attention.scoring import keep_best
 from landmark.extensions.hierarchy import GroupMemory, adjusted, attend_by_gates, landmark_scores
 from landmark.memory import Memory
-from landmark.memory.positions import Stingy, TruePositions
+from landmark.memory.layer import Stingy, TruePositions
 from landmark.memory.select import Best
 from landmark.memory.settings import MAPPINGS
 from landmark.memory.store import Store

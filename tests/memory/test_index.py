@@ -7,8 +7,7 @@ import torch
 
 from landmark.attention import ContextMiss, Grouped, Scoring
 from landmark.attention.rotary import RotaryTable
-from landmark.memory.layer import LayerMemory, Question
-from landmark.memory.positions import Stingy
+from landmark.memory.layer import LayerMemory, Question, Stingy
 from landmark.memory.select import Best, Faiss, SecondLook
 from landmark.memory.select.scores import best_in_order
 from landmark.memory.settings import INDICES, MAPPINGS, TIERS

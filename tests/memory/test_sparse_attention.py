@@ -9,11 +9,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from landmark.attention import Scoring
 from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
 from landmark.memory.sparse_attention_kernels import read_tiles
-from landmark.memory.summaries import Moved, SummaryMemory
+from landmark.memory.summaries import SummaryMemory, moved
 from tests.pairs import all_pairs, name_of
 
 CACHES, HEADS, DIM = 2, 3, 10
-MOVED = Moved(torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64))  # 4 of 10 channels do not turn
+
+
+def turned(keys, distances):
+    """4 of 10 channels do not turn."""
+    return moved(torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64), keys, distances)
+
+
 READINGS = {
     "window": [0, 8],
     "k": [2, 3],
@@ -23,7 +29,7 @@ READINGS = {
     "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
 }
 SIZES = ("window", "k", "proposed", "first", "tile", "softcap")
-SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "moves": [None, MOVED]})
+SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "moves": [None, turned]})
 OF_KERNELS = all_pairs(
     {
         **READINGS,

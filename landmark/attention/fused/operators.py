@@ -1,6 +1,6 @@
 """Landmark attention by Triton kernels, as operators that `torch.compile` and autograd know.
 
-The kernels are in forward.py and backward.py. Under `torch.use_deterministic_algorithms(True)`, with a context miss
+The kernels are in kernels.py. Under `torch.use_deterministic_algorithms(True)`, with a context miss
 token, and where its tiles do not fit, a pair of kernels computes the gradients, the same numbers every time; otherwise
 one kernel, which adds the gradient of the queries up in any order. The kernels read on the device where blocks begin,
 so that Python does not wait for the device. Fewer key/value heads than query heads need no copies.
@@ -106,7 +106,7 @@ def _means(out: Tensor, do: Tensor, d_lse: Tensor, delta: Tensor, dq_sum: Tensor
 
     d_lse: (B, H, T), of the log-sum-exp in units of log 2. All but out and do (B, H, T, d) are contiguous.
     """
-    from landmark.attention.fused.backward import backward_means
+    from landmark.attention.fused.kernels import backward_means
 
     (batch, heads, rows, _), options = out.shape, means_constants(out.shape[3])
     tiles = -(-rows // options["M"])

@@ -205,10 +205,9 @@ def launch(
 
 def compiled_by_triton(kernel: str) -> Any:
     """The kernel with this name. Triton is imported here, when a kernel is first run."""
-    from landmark.attention.fused import backward, forward
+    from landmark.attention.fused import kernels
 
-    name = "backward_keys" if is_over_keys(kernel) else kernel
-    return getattr(forward if kernel == "forward" else backward, name)
+    return getattr(kernels, "backward_keys" if is_over_keys(kernel) else kernel)
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:

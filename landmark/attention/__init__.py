@@ -27,7 +27,6 @@ __all__ = [
     "Sinks",
     "Window",
     "backend_for",
-    "check_kernel",
     "has_kernel",
     "landmark_attention",
     "place_phase",
@@ -42,23 +41,20 @@ def has_kernel(gate: Grouped, scoring: Scoring, extra: Extra | None = None, top_
     return not (gate.alpha and controls) and scoring.softcap is None and top_k is None
 
 
-def check_kernel(name: str, has_kernel: bool) -> None:
-    """Raise ValueError where the backend `name` is "triton" and the fused kernels do not compute what is asked."""
+def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
+    """The backend to use for queries like (…, d): `name`, or for "auto" the best one.
+
+    "auto" becomes "triton" on a GPU that can hold a block, else "blockwise", with a warning if the GPU is too small.
+    has_kernel: whether the fused kernels compute what is asked. Raises ValueError for an unknown name, and for "triton"
+    where they do not.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "triton" and not has_kernel:
         raise ValueError(
             "backend='triton': the fused kernels have neither top_k nor softcap, nor α beside a context miss token: "
             "use backend='auto' or 'blockwise'"
         )
-
-
-def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
-    """The backend to use for queries like (…, d): `name`, or for "auto" the best one.
-
-    "auto" becomes "triton" on a GPU that can hold a block, else "blockwise", with a warning if the GPU is too small.
-    has_kernel: whether the fused kernels compute what is asked. Raises ValueError for an unknown name.
-    """
-    if name not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name != "auto":
         return name
     if not (has_kernel and HAS_TRITON and like.is_cuda and like.dtype in DTYPES):
@@ -109,7 +105,7 @@ def landmark_attention(
         q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type.
         k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H. The queries belong to the last T keys.
         layout: where blocks are: `Window(block_size, phase, prefix)` or `Packed(block_size, phase, cu_seqlens)`.
-        gate: how a block weighs : `Grouped()` as in the paper, or `Grouped(alpha)`.
+        gate: how a block weighs: `Grouped()` as in the paper, or `Grouped(alpha)`.
         scoring: factor and cap of the scores.
         extra: one more place, without a value, in the outer softmax: `ContextMiss(key, controlled)` (Appendix D) or
             `Sinks(scores)`; None: there is none.
@@ -134,9 +130,7 @@ def landmark_attention(
     q, k, v = as_autocast(q, k, v)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k}: must be at least 1")
-    computes = has_kernel(gate, scoring, extra, top_k)
-    check_kernel(backend, computes)
-    backend = backend_for(backend, q, layout.block_size, computes)
+    backend = backend_for(backend, q, layout.block_size, has_kernel(gate, scoring, extra, top_k))
     (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
     prefix, cu_seqlens = (layout.prefix, None) if isinstance(layout, Window) else (0, layout.cu_seqlens)
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:

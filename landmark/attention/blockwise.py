@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from landmark.attention.blockwise_tiles import BlockAlignment, Tile, Workspace, align_blocks, product, workspace
 from landmark.attention.inputs import AttentionInputs
-from landmark.attention.scoring import keep_best, share_cmt_weight, shared_weight_gradient, slope
+from landmark.attention.scoring import keep_best, share_cmt_weight, shared_weight_gradient
 from landmark.utils.constants import LOG2_E
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
@@ -172,7 +172,8 @@ def _backward(
         keys, queries, tile_do = tile.keys(padded.k), tile.queries(padded.q), tile.queries(padded_do)
         scores, flattening = tile.scores(padded.q, padded.k, inputs.scale, inputs.softcap, work), None
         if inputs.softcap is not None:
-            flattening = slope(scores, inputs.softcap * LOG2_E, work("slope", *scores.shape))
+            flattening = work("slope", *scores.shape).copy_(scores).div_(inputs.softcap * LOG2_E)
+            flattening.square_().neg_().add_(1)  # the derivative of a score with a cap, 1 − (capped / cap)²
         weights = tile.mask(scores).sub_(shift[:, :, None])
         # A weight is at most 1, also where scores are so large that the difference is inexact; a GPU would wait.
         if not on_cpu or float(shift.masked_fill(shift == torch.inf, 0.0).abs().amax()) > largest:
@@ -209,7 +210,6 @@ def _mean_of_blocks(
     """What the gradient of a token's score subtracts: (N, block, 1, query).
 
     D_ib, the mean of its block; in the query's own block D_i, and of the part α of a gate what its gradient subtracts.
-
     total, outer: (N, block, query), P_ib·D_ib and P_ib. own_mean: (N, 1, query), D_i. of_gates: (N, block or 1, query).
     """
     mean = of_gates.expand_as(total)
@@ -273,6 +273,6 @@ class _Blockwise(torch.autograd.Function):
 def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T); half precision is computed in float32."""
     dtype = inputs.q.dtype
-    inputs = inputs.to(torch.promote_types(dtype, torch.float32))
-    out, lse = _Blockwise.apply(*inputs[:4], inputs)
+    compute = torch.promote_types(dtype, torch.float32)
+    out, lse = _Blockwise.apply(*(x if x is None else x.to(compute) for x in inputs[:4]), inputs)
     return out.to(dtype), lse

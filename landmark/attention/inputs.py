@@ -37,10 +37,6 @@ class AttentionInputs(NamedTuple):
     top_k: int | None = None
     alpha: float = 0.0
 
-    def to(self, dtype: torch.dtype) -> AttentionInputs:
-        """The same with all that is computed with in one type."""
-        return self._replace(**{name: x if (x := getattr(self, name)) is None else x.to(dtype) for name in ROWS})
-
     def one_by_one(self, attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of a backend that is called for each document separately."""
         if self.cu_seqlens is None:

@@ -81,11 +81,6 @@ def capped_in_place(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
-def slope(scores: Tensor, cap: float, out: Tensor) -> Tensor:
-    """The derivative of capped scores with respect to those without a cap, 1 − (capped / cap)², written to `out`."""
-    return out.copy_(scores).div_(cap).square_().neg_().add_(1)
-
-
 def keep_best(gates: Tensor, top_k: int, dim: int) -> Tensor:
     """Put −∞ in the scores of landmarks, in place, but for the highest of each query, and those that tie with them.
 
@@ -155,7 +150,6 @@ def shared_weight_gradient(
 
     The gradient is P_ib (D_ib − D_i) for a free landmark, P_ib (D_ib − D_ic) for a controlled one, and S (D_ic − D_i)
     for the token, where D_ic = Σ P_ib·D_ib / S over the controlled landmarks (symbols: README.md beside this file).
-
     weighted_means: (N, block, query), P_ib·D_ib. row_mean, cmt_weight: (N, 1, query), D_i and S. controlled: (N, block,
     query), bool. Returns (N, block, query) and (N, 1, query).
     """

@@ -11,8 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.config import Config, to_config
 from landmark.config.checks import check_task
 from landmark.config.command_line import override_key, own_folder, started, suggested_command
-from landmark.config.composer import one_line, parse
-from landmark.config.rows import Compose, Row, compose_job, named, select
+from landmark.config.rows import Compose, Row, compose_job, named, one_line, parse, select
 from landmark.config.schema import TASKS
 from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
 from landmark.experiment.launches import Launch, launched

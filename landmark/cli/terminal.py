@@ -16,7 +16,7 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config.composer import one_line
+from landmark.config.rows import one_line
 from landmark.utils.errors import Stopped, UserError
 
 WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.config import Config, checks
-from landmark.config.composer import parse
-from landmark.config.rows import Row
+from landmark.config.rows import Row, parse
 from landmark.config.saved import RUN, from_saved, trained_with
 from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start

@@ -27,29 +27,24 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
     if settings.window is not None:
         own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
         return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
-    keys = objects.setdefault("keys", Keys())
+    # With the mean of their blocks in them, landmarks differ in the first layer too.
+    tied = (0,) if objects.setdefault("keys", Keys()).landmark == "token" else ()
+    best = Best(settings.granularity, tied, settings.recent)
+    selectors: dict[str, Selector] = {
+        "landmark": best,
+        "recent": select.Newest(settings.granularity),
+        "random": select.Random(settings.granularity, settings.seed),
+        "mean_key": select.MeanKeys(settings.granularity, settings.recent),
+        "given": select.Given(settings.granularity),
+    }
+    selector = selectors[settings.scorer]
+    if settings.index != "exact":
+        selector = select.Faiss(kind="flat" if settings.index == "faiss_flat" else "ivf", exact=best)
     objects |= {
-        "select": _selector(settings, keys),
+        "select": selector if settings.rerank is None else select.SecondLook(settings.rerank, selector),
         "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),
         "positions": Stingy() if settings.mapping == "stingy" else TruePositions(),
     }
     memory = Memory(block_size, settings.k, **objects)
     memory.cutoff = settings.cutoff
     return memory
-
-
-def _selector(settings: MemorySettings, keys: Keys) -> Selector:
-    granularity = settings.granularity
-    # With the mean of their blocks in them, landmarks differ in the first layer too.
-    best = Best(granularity, (0,) if keys.landmark == "token" else (), settings.recent)
-    new = {
-        "landmark": lambda: best,
-        "recent": lambda: select.Newest(granularity),
-        "random": lambda: select.Random(granularity, settings.seed),
-        "mean_key": lambda: select.MeanKeys(granularity, settings.recent),
-        "given": lambda: select.Given(granularity),
-    }
-    found: Selector = new[settings.scorer]()
-    if settings.index != "exact":
-        found = select.Faiss(kind="flat" if settings.index == "faiss_flat" else "ivf", exact=best)
-    return found if settings.rerank is None else select.SecondLook(settings.rerank, found)

@@ -187,9 +187,7 @@ def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads
 
     With "per_head" all queries of a chunk choose together: all are selected if one retrieves. With "per_token" all
     heads choose together: a query is selected if it retrieves in one head; with "per_token_and_group" the heads that
-    share keys do. With a cutoff of 0 all retrieve, and the weights are not read.
-
-    cmt_weight: (B, H, T).
+    share keys do. With a cutoff of 0 all retrieve, and the weights are not read. cmt_weight: (B, H, T).
     """
     retrieves = cmt_weight >= cutoff
     if cutoff == 0:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, backend_for, check_kernel, has_kernel
+from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, backend_for, has_kernel
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate, rotate_cmt
@@ -179,9 +179,7 @@ class Memory:
             read = {number: each.store.blocks_read for number, each in self.layers.items()}
             self._before = self._statistics.copy(), read
         self._length = q.shape[2]
-        kernel = has_kernel(self.gate, self.scoring)
-        check_kernel(self.backend, kernel)
-        backend = backend_for(self.backend, q, self.block_size, kernel)
+        backend = backend_for(self.backend, q, self.block_size, has_kernel(self.gate, self.scoring))
         lags = self.positions.lags(state.store.added, self.k, self.width)
         queries = q, state.num_pending, self.keys.rotary(layer), lags
         scoring = self.gate, self.scoring.scale_of(q.shape[-1]), self.scoring.softcap

@@ -14,7 +14,6 @@ from __future__ import annotations
 # Triton's language only looks like Python, and kernels get their compile-time constants by name.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -97,12 +96,8 @@ def _splits(count: int, programs: int, device: torch.device) -> int:
     """Programs that share `count` blocks where there are so many programs without that."""
     if is_interpreted():
         return 1
-    return max(1, min(count // LEAST, _processors(device) // programs))
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(count // LEAST, processors // programs))
 
 
 def merge_constants(dim: int) -> dict[str, Any]:
@@ -113,17 +108,10 @@ def merge_constants(dim: int) -> dict[str, Any]:
 def read_constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) -> dict[str, Any]:
     """Compile-time constants of the kernel. shared: all queries share their blocks; else a tile is one query."""
     load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
-    return {
-        "L": block_size,
-        "D": dim,
-        "BLOCK_D": padded(dim),
-        "SEGMENT": padded(block_size),
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-        "num_stages": 2 if load <= 1 else 1,
-        "M": (max(16, QUERIES // max(1, load)) if dtype.itemsize == 2 else 16) if shared else 1,
-        "SHARED": shared,
-        "num_warps": 8 if load > 1 or (shared and dim > 64) else 4,
-    }
+    queries = 1 if not shared else 16 if dtype.itemsize != 2 else max(16, QUERIES // max(1, load))
+    sizes = {"L": block_size, "D": dim, "BLOCK_D": padded(dim), "SEGMENT": padded(block_size), "M": queries}
+    options = {"num_warps": 8 if load > 1 or (shared and dim > 64) else 4, "num_stages": 2 if load <= 1 else 1}
+    return {**sizes, "SHARED": shared, "PRECISION": "ieee" if dtype == torch.float32 else "tf32", **options}
 
 
 @triton.jit(do_not_specialize=["queries", "added", "capacity", "lags"])
@@ -137,10 +125,9 @@ def retrieved_blocks(
 ):  # fmt: skip
     """Output of M queries of one head that share their blocks, or of one query, by an online softmax over blocks.
 
-    COUNTED: `added` is in Added.
-
-    SPLITS: programs that share the blocks of these queries. Of several, each writes its output (split, B, H, T, D) and
-    log-sum-exp (split, B, H, T), for `merged_splits`; local attention belongs to the first.
+    COUNTED: `added` is in Added. SPLITS: programs that share the blocks of these queries. Of several, each writes its
+    output (split, B, H, T, D) and log-sum-exp (split, B, H, T), for `merged_splits`; local attention belongs to the
+    first.
     """
     if COUNTED:
         added = tl.load(Added)

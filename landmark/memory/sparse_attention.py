@@ -164,7 +164,12 @@ def read_tiles(
     for first in range(0, len(far), step):
         part = slice(first, first + step)
         chosen = torch.cat(_choose(rows[:, part], text, far[part], None if asks is None else asks[part], how), -1)
-        parts.append((*_read_blocks(rows[:, part], text, chosen, far[part], how), chosen))
+        places = _places(text.keys, chosen, how)
+        keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
+        if text.moves is not None:
+            keys = text.moves(keys, _moved(chosen, far[part], how))
+        keys, values = keys.flatten(2, 3), values.flatten(2, 3)
+        parts.append((*attention_forward(rows[:, part], keys, values, scale=how.scale, softcap=how.softcap), chosen))
     out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
     return *merged((out, lse), (local[0].reshape(out.shape), local[1].reshape(lse.shape))), chosen
 
@@ -244,15 +249,6 @@ def _moved(chosen: Tensor, far: tuple[int, ...], how: Reading) -> Tensor:
     ages = constant(far, chosen.device)[:, None] - chosen
     places = torch.arange(how.k, 0, -1, device=chosen.device) + (ages > how.k)
     return (ages - places) * how.block_size
-
-
-def _read_blocks(q: Tensor, text: Text, chosen: Tensor, far: tuple[int, ...], how: Reading) -> tuple[Tensor, Tensor]:
-    """Attention (C, n, R, d) of tiles to the blocks (C, n, k) that they chose, and its log-sum-exp (C, n, R)."""
-    places = _places(text.keys, chosen, how)
-    keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
-    if text.moves is not None:
-        keys = text.moves(keys, _moved(chosen, far, how))
-    return attention_forward(q, keys.flatten(2, 3), values.flatten(2, 3), scale=how.scale, softcap=how.softcap)
 
 
 def _places(x: Tensor, chosen: Tensor, how: Reading) -> Tensor:

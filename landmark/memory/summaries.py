@@ -78,15 +78,21 @@ class SummaryMemory:
     ):
         """Start with nothing read. Raises UserError for a number out of range.
 
-        block_size: ℓ, tokens of a block. k: blocks that a query reads. window: tokens before a query that it always
-        reads, rounded up to whole blocks. proposed: blocks that get a second look; k or fewer: none. first: blocks that
-        begin the text and are always among the k. dense: tokens at the start of a text whose queries read all keys;
-        None: as many as are read at least as fast as by blocks, and no more than `positions`. mapping: "true": keys
-        have their true positions; "stingy": far blocks are read as if they stood in k + 1 places before the window;
-        "auto": stingy only beyond `positions`. positions: that the model was trained on; None: any number. frequencies:
-        (r/2,), radians per position of each pair that the model turns. unrotated_layers: layers whose keys have no
-        positions. tier: where keys and values lie: "device", "cpu" or "disk". folder: of the files of the tier "disk",
-        which vanish with the process; None: the system's. observer: called with a `Retrieval` whenever a layer attends.
+        Args:
+            block_size: ℓ, tokens of a block.
+            k: blocks that a query reads.
+            window: tokens before a query that it always reads, rounded up to whole blocks.
+            proposed: blocks that get a second look; k or fewer: none.
+            first: blocks that begin the text and are always among the k.
+            dense: tokens at the start of a text whose queries read all keys; None: as many as are read at least as fast
+                as by blocks, and no more than `positions`.
+            mapping: "true": keys have their true positions; "stingy": far blocks are read as if they stood in k + 1
+                places before the window; "auto": stingy only beyond `positions`.
+            positions: that the model was trained on; None: any number.
+            frequencies: (r/2,), radians per position of each pair that the model turns.
+            unrotated_layers: layers whose keys have no positions.
+            tier, folder: where keys and values lie, as of `Store`.
+            observer: called with a `Retrieval` whenever a layer attends.
         """
         if block_size < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
@@ -169,11 +175,12 @@ class SummaryMemory:
 
             how = replace(how, tiles_by=kernels.read_tiles)
         queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
-        stored = [state.keys, state.values, state.means]
+        stored = Text(state.keys, state.values, state.means)
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
-            stored = [x.to(q.device, non_blocking=True) for x in stored]
+            keys, values, means = (x.to(q.device, non_blocking=True) for x in stored[:3])
+            stored = Text(keys, values, means)
         for first, stop, is_far, moves in self._parts(layer, start, length, how, q.device.type):
-            text, part = Text(*stored, moves), queries[:, :, first - start : stop - start]
+            text, part = stored._replace(moves=moves), queries[:, :, first - start : stop - start]
             out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:

@@ -152,7 +152,13 @@ def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageM
 
         return load_pretrained(folder, expected, getattr(torch, dtype))
     hashes = read_hashes(folder, (CONFIG, WEIGHTS))
-    config = _read_config(folder / CONFIG)
+    try:
+        config = DecoderConfig.from_flat(read_json(folder / CONFIG))
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from error
+    except (AttributeError, TypeError) as error:  # it is no mapping; or a number is missing, or is none
+        said = "not the configuration of a model, or of one of another version"
+        raise UserError(f"{folder / CONFIG}: {said}") from error
     if expected is not None:
         check_same(config, expected, where=folder)
     try:
@@ -177,18 +183,6 @@ def check_finite(model: nn.Module, folder: Path) -> None:
                 f"{folder}: the weight {name} has values that are not finite: nothing can be computed with it, train "
                 "again with a lower train.max_lr, or name another run"
             )
-
-
-def _read_config(path: Path) -> DecoderConfig:
-    stored = read_json(path)
-    if not isinstance(stored, dict):
-        raise UserError(f"{path}: not the configuration of a model")
-    try:
-        return DecoderConfig.from_flat(stored)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except TypeError as error:  # a number is missing, or is none
-        raise UserError(f"{path}: not the configuration of a model, or of one of another version") from error
 
 
 def check_same(stored: DecoderConfig, expected: DecoderConfig, where: Path | str) -> None:

@@ -136,17 +136,13 @@ class LanguageModel(nn.Module):
     ) -> Iterator[list[int | None]]:
         """Generate step by step. Each step yields the next token of every prompt, None for prompts that have ended.
 
-        Args:
-            prompts: raw ids, one sequence each, of any lengths.
-            tokens: most steps; 0: the prompts are read and nothing is generated.
-            local: tokens of a prompt that are read at a time (None: as many as this kind of model usually reads).
-            memory: a memory whose text the prompts continue, or a function that makes empty ones, required for prompts
-                of several lengths (None: `new_memory()`; a plain transformer keeps everything).
-            sampling: how tokens are drawn (None: always the most probable token).
-            stop: tokens that end a text; they are not part of it.
-            progress: called with the prompts' tokens read so far, and in all.
-
-        Raises UserError for a prompt that is empty, or has the landmark or ids outside the vocabulary.
+        prompts: raw ids, one sequence each, of any lengths. tokens: most steps; 0: the prompts are read and nothing is
+        generated. local: tokens of a prompt that are read at a time; None: as many as this kind of model usually reads.
+        memory: one whose text the prompts continue, or a function that makes empty ones, required for prompts of
+        several lengths; None: `new_memory()`, and a plain transformer keeps everything. sampling: None: the most
+        probable token is taken. stop: tokens that end a text; they are not part of it. progress: called with the
+        prompts' tokens read so far, and in all. Raises UserError for a prompt that is empty, or has the landmark or ids
+        outside the vocabulary.
         """
         sampling = sampling or Sampling()
         rows = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
@@ -167,24 +163,27 @@ class LanguageModel(nn.Module):
             if group_memory is None:
                 group_memory = self.unlimited_memory(length + tokens)
             self.announce(group_memory, length + tokens)
-            *chunks, end = together.to(device).split(local or self._default_chunk(length), 1)
+            usual = {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}
+            chunks = together.to(device).split(local or usual.get(self.config.kind, length), 1)
             for chunk in chunks:
-                self.read_on(chunk, group_memory)
+                if chunk is chunks[-1]:
+                    logits = self(chunk, memory=group_memory, last=True)
+                    states.append((group, self.reading(group_memory), logits))
+                else:
+                    self.read_on(chunk, group_memory)
                 read += chunk.numel()
                 if progress is not None:
                     progress(read, total)
-            logits = self(end, memory=group_memory, last=True)
-            read += end.numel()
-            if progress is not None:
-                progress(read, total)
-            states.append((group, self.reading(group_memory), logits))
         ended = [False] * len(rows)
         for step in range(tokens):
             chosen: list[int | None] = [None] * len(rows)
             for number, (group, read_next, logits) in enumerate(states):
                 if all(ended[n] for n in group):
                     continue
-                scores = _without_landmark(logits[:, -1], self.config)
+                scores = logits[:, -1]
+                if self.config.landmark_id is not None:  # which is never predicted
+                    scores = scores.clone()
+                    scores[:, self.config.landmark_id] = -torch.inf
                 drawn = [sampling.draw(row, generators[n]) for n, row in zip(group, scores, strict=True)]
                 for n, token in zip(group, drawn, strict=True):
                     ended[n] = ended[n] or token in stop
@@ -194,10 +193,6 @@ class LanguageModel(nn.Module):
             if all(ended):
                 return
             yield chosen
-
-    def _default_chunk(self, length: int) -> int:
-        """Tokens that this kind of model reads at a time of a prompt of this length."""
-        return {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}.get(self.config.kind, length)
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -228,12 +223,3 @@ def _check(prompts: list[Tensor], config: DecoderConfig) -> None:
                     f"prompt {number} has id {prompt[at]} at {at}, outside the vocabulary of {config.vocab_size} ids"
                 )
             raise UserError(f"prompt {number} has the landmark's id {prompt[at]} at {at}: leave landmarks out")
-
-
-def _without_landmark(logits: Tensor, config: DecoderConfig) -> Tensor:
-    """Logits (B, V) with −∞ for the landmark, which is never predicted."""
-    if config.landmark_id is None:
-        return logits
-    logits = logits.clone()
-    logits[:, config.landmark_id] = -torch.inf
-    return logits

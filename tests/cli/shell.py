@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from landmark.cli import main as app
 from landmark.config import rows
-from landmark.config.composer import Composer
+from landmark.config.rows import Composer
 from tests.forked import python
 
 RUN = Path(__file__).parents[2] / "run.py"

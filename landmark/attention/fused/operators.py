@@ -77,8 +77,11 @@ def _attention_backward(
 ):
     """Gradients of q, k, v and, in nats, of the scores of the extra place (B, H, T).
 
-    d_lse: (B, H, T), float32, of the outer log-sum-exp in units of log 2, as `_attention` returns it.
+    d_lse: (B, H, T), float32, of the outer log-sum-exp in units of log 2, as `_attention` returns it. The first kernel
+    writes D_i to `delta` and, where one kernel does the rest, zeros to `dq_sum`: each number is read once.
     """
+    from landmark.attention.fused.kernels import backward_means
+
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_extra = torch.empty_like(lse if extra is not None else controlled_lse)
     of_samples = _of_samples(lse, phase, starts, extra, controlled_lse, controlled)
@@ -89,7 +92,15 @@ def _attention_backward(
     in_one = is_in_one(q, block_size, cmt=extra is not None)
     delta = torch.empty_like(lse)
     dq_sum = torch.empty(q.shape, dtype=torch.float32, device=q.device) if in_one else delta
-    _means(out, do, d_lse.contiguous(), delta, dq_sum if in_one else None)
+    (batch, heads, rows, _), options = out.shape, means_constants(out.shape[3])
+    tiles = -(-rows // options["M"])
+    with on_device_of(out):
+        backward_means[(batch * heads * tiles,)](
+            *(out, do, d_lse.contiguous(), delta, dq_sum, *out.stride(), *do.stride()),
+            *(rows, heads, tiles, LOG2_E),
+            ALL=in_one,
+            **options,
+        )
     if not in_one:
         tensors = (q, k, v, do, delta, lse, dq, d_extra, *of_samples)
         launch("backward_queries", *tensors, *strides, *dq.stride(), *shape, over=q, **settings)
@@ -99,24 +110,6 @@ def _attention_backward(
     if in_one:
         torch.mul(dq_sum, scale, out=dq)
     return dq, dk, dv, d_extra
-
-
-def _means(out: Tensor, do: Tensor, d_lse: Tensor, delta: Tensor, dq_sum: Tensor | None) -> None:
-    """Write D_i to delta (B, H, T), and zeros to dq_sum (B, H, T, d) if it is given: one kernel reads each number once.
-
-    d_lse: (B, H, T), of the log-sum-exp in units of log 2. All but out and do (B, H, T, d) are contiguous.
-    """
-    from landmark.attention.fused.kernels import backward_means
-
-    (batch, heads, rows, _), options = out.shape, means_constants(out.shape[3])
-    tiles = -(-rows // options["M"])
-    with on_device_of(out):
-        backward_means[(batch * heads * tiles,)](
-            *(out, do, d_lse, delta, delta if dq_sum is None else dq_sum, *out.stride(), *do.stride()),
-            *(rows, heads, tiles, LOG2_E),
-            ALL=dq_sum is not None,
-            **options,
-        )
 
 
 def means_constants(dim: int) -> dict[str, Any]:

@@ -80,9 +80,8 @@ def masked_tiles(first, last, GROUP: tl.constexpr):
     """How tiles of GROUP blocks cover the keys of a tile of queries. first, last: blocks of these queries.
 
     The tiles 1 … end−1 hold complete blocks that are earlier than all queries, and need no mask. The others are tile 0,
-    where the window may begin, and those from `end` on.
-
-    Returns end and the number of tiles with a mask: the first of them is tile 0, number n > 0 is tile n + end − 1.
+    where the window may begin, and those from `end` on. Returns end and the number of tiles with a mask: the first of
+    them is tile 0, number n > 0 is tile n + end − 1.
     """
     end = tl.maximum(first // GROUP, 1)
     return end, last // GROUP + 2 - end
@@ -140,10 +139,9 @@ def softmax_in_blocks(
 
     rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: whether a block of the tile may be a query's
     own block or later, or incomplete; else all are earlier, and complete. ALPHA: how much of the log-sum-exp of its
-    tokens' scores is added to the gate of an earlier block.
-
-    Returns the exponentials (M, GROUP, SEGMENT); their sums, the gates, and whether the block is earlier than the
-    query's own, each (M, GROUP); and whether a column is a landmark, (1, 1, SEGMENT).
+    tokens' scores is added to the gate of an earlier block. Returns the exponentials (M, GROUP, SEGMENT); their sums,
+    the gates, and whether the block is earlier than the query's own, each (M, GROUP); and whether a column is a
+    landmark, (1, 1, SEGMENT).
     """
     scores = tl.reshape(scores, (M, GROUP, SEGMENT))
     offset = tl.arange(0, SEGMENT)[None, :]

@@ -141,12 +141,7 @@ def padded(size: int) -> int:
 @torch.compiler.assume_constant_result
 def can_launch(block_size: int, dim: int, element_size: int, device: torch.device) -> bool:
     """Whether the GPU's shared memory and registers hold whole blocks, as the kernels need."""
-    return _fits(block_size, dim, element_size, gpu_of(device))
-
-
-@functools.cache
-def _fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
-    positions = padded(block_size + 1)
+    gpu, positions = gpu_of(device), padded(block_size + 1)
     if gpu.capability < OLDEST or positions > LONGEST_BLOCK or positions * padded(dim) * element_size > LARGEST_BLOCK:
         return False
     return all(choices(kernel, block_size, dim, element_size, gpu, cmt=True) for kernel in ("forward", *PAIR))

@@ -58,15 +58,8 @@ def merge_constants(k: int) -> dict[str, Any]:
 
 def top_k_constants(rows: int, dim: int, k: int) -> dict[str, Any]:
     """Compile-time constants of the kernel. rows: queries times the heads that share a key/value head."""
-    return {
-        "K": k,
-        "D": dim,
-        "BLOCK_D": padded(dim),
-        "M": 1 if rows == 1 else 16,
-        "N": LANDMARKS,
-        "num_warps": 4 if dim <= 64 else 8,
-        "num_stages": 1,
-    }
+    sizes = {"K": k, "D": dim, "BLOCK_D": padded(dim), "M": 1 if rows == 1 else 16, "N": LANDMARKS}
+    return {**sizes, "num_warps": 4 if dim <= 64 else 8, "num_stages": 1}
 
 
 @triton.jit(do_not_specialize=["queries", "added", "capacity", "recent"])

@@ -17,7 +17,7 @@ from landmark.attention import Scoring, Window, landmark_attention
 from landmark.attention.fused import tuning
 from landmark.attention.plain import attention_forward, merged
 from landmark.memory import SummaryMemory
-from landmark.memory.construction import memory_of
+from landmark.memory.memory import memory_of
 from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 from landmark.memory.settings import TRAINING_FREE
 

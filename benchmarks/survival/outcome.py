@@ -16,7 +16,6 @@ TIMINGS = {
     "sha256",
     "seconds",
     "seconds_searching",
-    "seconds_waited",
     "tokens_per_second",
     "peak_memory_bytes",
     "mfu",

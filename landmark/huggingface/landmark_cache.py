@@ -36,8 +36,7 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
-from landmark.memory.construction import memory_of
-from landmark.memory.memory import Memory
+from landmark.memory.memory import Memory, memory_of
 from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
 from landmark.memory.summaries import SummaryMemory

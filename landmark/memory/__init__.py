@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        for module in ("memory", "construction", "recurrent"):
+        for module in ("memory", "recurrent"):
             found = import_module(f"landmark.memory.{module}")
             if hasattr(found, name):
                 return getattr(found, name)

@@ -16,13 +16,15 @@ from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, back
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate, rotate_cmt
-from landmark.memory.layer import LayerMemory, Positions, Question, Stingy, select_queries
+from landmark.memory.layer import LayerMemory, Positions, Question, Stingy, TruePositions, select_queries
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
 from landmark.memory.saving import Place, load, save
-from landmark.memory.select import Best, Selector
+from landmark.memory.select import Best, Faiss, Given, MeanKeys, Newest, Random, SecondLook, Selector
+from landmark.memory.settings import MemorySettings
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.tiers import TierCounts
+from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 
 
@@ -89,7 +91,7 @@ class Memory:
         self._torn = False  # whether a commit ended midway: some layers then have the chunk, and others do not
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
-        self._before: tuple[MemoryStatistics, dict[int, int]] | None = None  # counts before the current chunk
+        self._before: MemoryStatistics | None = None  # counts before the current chunk
         self._fetched = TierCounts()
 
     @property
@@ -99,8 +101,6 @@ class Memory:
         return with_rates(
             {
                 **self._statistics.counts(),
-                "blocks_read": sum(s.blocks_read for s in stores),
-                "bytes_read": sum(s.blocks_read * s.block_bytes for s in stores),
                 "blocks_kept": max((len(s) for s in stores), default=0),
                 "bytes_kept": sum(s.bytes_kept for s in stores),
                 "device_bytes_kept": sum(s.device_bytes_kept for s in stores),
@@ -176,8 +176,7 @@ class Memory:
         if (kept.shape[:2], kept.shape[3]) != (k.shape[:2], k.shape[3]):
             raise UserError(f"the memory has keys like {tuple(kept.shape)}, this chunk {tuple(k.shape)}: reset() it")
         if self._before is None:
-            read = {number: each.store.blocks_read for number, each in self.layers.items()}
-            self._before = self._statistics.copy(), read
+            self._before = self._statistics.copy()
         self._length = q.shape[2]
         backend = backend_for(self.backend, q, self.block_size, has_kernel(self.gate, self.scoring))
         lags = self.positions.lags(state.store.added, self.k, self.width)
@@ -260,7 +259,6 @@ class Memory:
             if blocks:
                 self._statistics.count_search(layer, None, 0.0)
                 self._statistics.count_sets(queries, blocks, queries)
-                state.store.blocks_read += queries * blocks
         self._length = tokens
         self.commit()
 
@@ -283,9 +281,7 @@ class Memory:
         for state in self.layers.values():
             state.chunk = None
         if self._before is not None:
-            self._statistics, read = self._before
-            for layer, state in self.layers.items():
-                state.store.blocks_read = read.get(layer, 0)
+            self._statistics = self._before
         self._length, self._before = 0, None
 
     def select_samples(self, samples: Tensor) -> Memory:
@@ -363,3 +359,38 @@ class Memory:
     def _check_whole(self) -> None:
         if self._torn:
             raise RuntimeError("a commit failed and layers differ: load the memory again, or reset() it")
+
+
+def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory | SummaryMemory:
+    """A memory with these settings.
+
+    objects: keys, gate, scoring, backend and observer, as of `Memory`. Without landmarks, with a `window`: positions,
+    frequencies, unrotated_layers and observer, as of `SummaryMemory`. Raises UserError where these do not fit.
+    """
+    if (settings.window is None) == ("frequencies" in objects):
+        has = "has no landmarks" if settings.window is None else "has landmarks"
+        raise UserError(f"{settings.shown('window')}: the text that this model reads {has}")
+    if settings.window is not None:
+        own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
+        return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
+    # With the mean of their blocks in them, landmarks differ in the first layer too.
+    tied = (0,) if objects.setdefault("keys", Keys()).landmark == "token" else ()
+    best = Best(settings.granularity, tied, settings.recent)
+    selectors: dict[str, Selector] = {
+        "landmark": best,
+        "recent": Newest(settings.granularity),
+        "random": Random(settings.granularity, settings.seed),
+        "mean_key": MeanKeys(settings.granularity, settings.recent),
+        "given": Given(settings.granularity),
+    }
+    selector = selectors[settings.scorer]
+    if settings.index != "exact":
+        selector = Faiss(kind="flat" if settings.index == "faiss_flat" else "ivf", exact=best)
+    objects |= {
+        "select": selector if settings.rerank is None else SecondLook(settings.rerank, selector),
+        "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),
+        "positions": Stingy() if settings.mapping == "stingy" else TruePositions(),
+    }
+    memory = Memory(block_size, settings.k, **objects)
+    memory.cutoff = settings.cutoff
+    return memory

@@ -89,9 +89,7 @@ def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, 
     from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 
     queries, store, selection, selected = question.rounded, question.store, question.selection, question.selected
-    rows, blocks = None, None
-    if selected is None:
-        blocks = store.in_place(ages.numel() // ages.shape[1] * queries.shape[3])
+    rows, blocks = None, store.in_place() if selected is None else None
     if blocks is None:
         rows, blocks = _fetched_rows(queries, store, ages, selected)
     of_store = {"added": store.added, "recent": question.lags.own, "rows": rows, "alpha": question.gate.alpha}

@@ -106,7 +106,7 @@ class Step:
             stores = [state.store for state in self.memory.layers.values()]
             counts = min(len(stores[0]), self.memory.k + 1), len(self._lags.distances), stores[0].capacity
             tensors = [buffer for pair in self._buffers.values() for buffer in pair]
-            tensors += [x for store in stores for x in (store.landmarks, *(store.in_place(0) or ()))]
+            tensors += [x for store in stores for x in (store.landmarks, *(store.in_place() or ()))]
             self._fixed = *counts, *(x.data_ptr() for x in tensors)
         return self._fixed
 
@@ -120,7 +120,7 @@ class Step:
         buffers = {"keys": keys, "values": values, "pending": self._pending, "factors": self._factors[layer]}
         scoring = {"scale": memory.scoring.scale_of(q.shape[-1]), "lags": len(lags.distances)}
         local = attend_to_pending_tokens(q, k, v, **buffers, **scoring)  # 1
-        blocks = store.in_place(0)
+        blocks = store.in_place()
         if count == 0 or blocks is None:
             return local.out
         of_store: dict[str, Any] = {"added": self._added, "recent": lags.own}

@@ -34,7 +34,7 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
-from landmark.memory.construction import memory_of
+from landmark.memory.memory import memory_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import (

@@ -2,7 +2,7 @@
 
 import torch
 
-from landmark.memory.construction import memory_of
+from landmark.memory.memory import memory_of
 from landmark.memory.settings import MemorySettings
 
 

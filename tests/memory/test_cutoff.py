@@ -49,8 +49,6 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     assert stats["drop_rates"] == [[1.0, 73 / 80, 1.0, 79 / 80]]
     assert stats["drop_rate"] == pytest.approx(1 - 8 / 320)
     assert 0 < counting["reads"] <= 3 * 2 * 8, "at most the blocks of eight queries: keys, values and landmark"
-    assert stats["blocks_read"] == counting["reads"] / 3
-    assert stats["bytes_read"] == stats["blocks_read"] * 2 * 3 * 4 * 8
     assert stats["retrievals"] == (2 if granularity == "per_head" else 8)
     assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
     assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]

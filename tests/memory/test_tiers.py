@@ -49,7 +49,7 @@ def test_every_tier_gives_the_same_bits(case):
     counted, here = on_device.stats, memory.stats
     same = [key for key in counted if not key.endswith("bytes_kept") and not key.startswith("seconds")]
     assert [here[key] for key in same] == [counted[key] for key in same]
-    assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["blocks_read"] > 0)
+    assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["lookups"] > 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -80,7 +80,6 @@ def test_counts_of_hits_misses_and_bytes():
         stats = memory.stats
         assert (stats["cache_hits"], stats["cache_misses"]) == (hits, misses)
         assert stats["bytes_moved"] == misses * 2 * 10 * 4 * 4
-    assert stats["seconds_waited"] > 0
     assert stats["device_bytes_kept"] == 64 * 2 * 4 * 4 + 2 * 2 * 2 * 10 * 4 * 4, "landmarks' keys, and the cache"
     assert "cache_hits" not in new_memory(10).stats
 

@@ -44,7 +44,6 @@ class BlockStore:
         self._make: dict[str, Summary] = {LANDMARKS: lambda keys: keys[..., -1, :], **(summaries or {})}
         self.summaries = dict.fromkeys(self._make, torch.empty(0))
         self.added = 0  # blocks ever added
-        self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
         self.dtype, self.block_shape = torch.float32, torch.Size((0, 0))  # of keys and values of a block and head
         self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
@@ -140,14 +139,12 @@ class BlockStore:
 
     def fetch(self, places: Tensor) -> Fetched:
         """Bring the blocks at these `places` (n,) to the compute device."""
-        self.blocks_read += len(places)
         return self.blocks.fetch(places)
 
-    def in_place(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of all blocks, (B·H·capacity, ℓ, d), to read `count` of them; None: not on the device."""
+    def in_place(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of all blocks, (B·H·capacity, ℓ, d); None: they are not on the device."""
         if not isinstance(self.blocks, DeviceBlocks):
             return None
-        self.blocks_read += count
         return self.blocks.keys.flatten(0, 2), self.blocks.values.flatten(0, 2)
 
     def read_landmarks(self, places: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +45,12 @@ def grown(x: Tensor, dim: int, size: int, *, pinned: bool = False) -> Tensor:
 class TierCounts:
     """Counts of blocks fetched from a slower tier.
 
-    cache_hits, cache_misses: blocks of one head. bytes_moved: to the compute device. seconds_waited: of the CPU, on a
-    GPU for a free buffer.
+    cache_hits, cache_misses: blocks of one head. bytes_moved: to the compute device.
     """
 
     cache_hits: int = 0
     cache_misses: int = 0
     bytes_moved: int = 0
-    seconds_waited: float = 0.0
 
 
 class BlockCache:
@@ -116,28 +113,22 @@ class BlockCache:
             slots[missing] = self._free(len(missing))
         if len(missing):
             into = self._on_device(slots[missing])
-            moved, waited = self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, into)
-            counts.bytes_moved += moved
-            counts.seconds_waited += waited
+            counts.bytes_moved += self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, into)
             if keys is self.keys:  # only now: a transfer that fails leaves nothing that looks like a block
                 self._slot_of[distinct[missing]], self._place_of[slots[missing]] = slots[missing], distinct[missing]
                 self._used[slots[missing]] = self._clock
         return keys, values, self._on_device(slots[index])
 
-    def _transfer(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> tuple[int, float]:
-        """Read the blocks at places (n,), and copy them to the rows `into` (n,) of keys and values (m, ℓ, d).
-
-        Returns the bytes moved, and the seconds that this thread waited.
-        """
-        started = time.perf_counter()
+    def _transfer(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> int:
+        """Read the blocks at places (n,), copy them to the rows `into` (n,) of keys and values (m, ℓ, d), and return
+        their bytes."""
         if self._stream is None:
             blocks = self._staged(read, places)
             keys.index_copy_(0, into, blocks[:, 0])
             values.index_copy_(0, into, blocks[:, 1])
-            return blocks.nbytes, time.perf_counter() - started
+            return blocks.nbytes
         if (copied := self._copied[0]) is not None:
             copied.synchronize()
-        waited = time.perf_counter() - started
         blocks = self._staged(read, places)
         computing = torch.cuda.current_stream(self.keys.device)
         with torch.cuda.stream(self._stream):
@@ -152,7 +143,7 @@ class BlockCache:
         computing.wait_event(copied)
         self._copied = [self._copied[1], copied]
         self._staging.reverse()
-        return blocks.nbytes, waited
+        return blocks.nbytes
 
     def _staged(self, read: Read, places: Tensor) -> Tensor:
         """Blocks (n, 2, ℓ, d) on the CPU, in a buffer that is used again, because allocating memory is slow."""

@@ -1,7 +1,5 @@
 """Landmark attention as a function of tensors (Mohtashami & Jaggi 2023, Section 3.1)."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 

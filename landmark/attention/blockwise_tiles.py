@@ -5,8 +5,6 @@ into buffers that are used again (`Workspace`): on the CPU allocating memory tak
 N: sequences (the heads of some samples). Padded tensors are (N, rows, …).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import threading

@@ -5,8 +5,6 @@ positions wide. A window may be cut anywhere. Its *phase* is the stream position
 the number of tokens missing from its first block.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ explicit weights, and warns once. These functions have no gradients,
 `causal_attention` has.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

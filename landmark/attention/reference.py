@@ -3,8 +3,6 @@
 All other implementations are tested against this one.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -13,8 +13,6 @@ exponentials of these gates add up to that of cmt_score. Gates here are (N, bloc
 for a landmark that the query does not see.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,18 +1,13 @@
 """Memory between the chunks of a long input: blocks with landmarks, or the last keys and values."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from landmark.memory.layer import Stingy as Stingy
-    from landmark.memory.layer import TruePositions as TruePositions
-    from landmark.memory.memory import Memory as Memory
-    from landmark.memory.recurrent import RecurrentMemory as RecurrentMemory
-    from landmark.memory.recurrent import SinkMemory as SinkMemory
-    from landmark.memory.recurrent import UnlimitedMemory as UnlimitedMemory
-    from landmark.memory.store import Store as Store
-    from landmark.memory.summaries import SummaryMemory as SummaryMemory
+    from landmark.memory.layer import Stingy, TruePositions
+    from landmark.memory.memory import Memory
+    from landmark.memory.recurrent import RecurrentMemory, SinkMemory, UnlimitedMemory
+    from landmark.memory.store import Store
+    from landmark.memory.summaries import SummaryMemory
 
 __all__ = [
     "Memory",

@@ -5,8 +5,6 @@ S: number of lags. n: number of queries, all T of a chunk or the selected ones. 
 A block is fetched once for many queries, which are put into tiles (`QueryTiles`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple

@@ -9,8 +9,6 @@ A program goes over the blocks of its queries one after the other. Where a few q
 would be idle: there several programs share them, and a second kernel merges what each has found.
 """
 
-from __future__ import annotations
-
 # Triton's language only looks like Python, and kernels get their compile-time constants by name.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false

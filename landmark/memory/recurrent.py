@@ -1,7 +1,5 @@
 """Memories of models without landmarks: the last keys (Transformer-XL, Dai et al. 2019), the first and last, or all."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A memory saved on disk: memory.json, tensors.safetensors (landmarks, pending tokens), layer-<n>.blocks, hashes."""
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil

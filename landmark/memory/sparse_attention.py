@@ -22,8 +22,6 @@ Shapes: C caches, one for each sample and key/value head, each with G query head
 (C, capacity, d); means (C, blocks, d), of the complete blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

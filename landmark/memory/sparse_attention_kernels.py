@@ -7,8 +7,6 @@ A program has ROWS of the G·τ rows of one tile; row r is query r mod τ. Both 
 tiles.
 """
 
-from __future__ import annotations
-
 # Triton's language only looks like Python.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false, reportIndexIssue=false

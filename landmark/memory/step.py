@@ -9,8 +9,6 @@ Here the last block has a buffer with places for all its tokens, and kernels rea
                                                                and the landmark that closes the block the sixth
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from typing import Any

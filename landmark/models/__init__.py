@@ -1,16 +1,11 @@
 """The decoder with its three kinds of attention, and its checkpoints. Torch is loaded when a name is first used."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from landmark.models.checkpoint import build as build
-    from landmark.models.checkpoint import load as load
-    from landmark.models.checkpoint import save as save
-    from landmark.models.config import DecoderConfig as DecoderConfig
-    from landmark.models.config import decoder_config as decoder_config
-    from landmark.models.decoder import Decoder as Decoder
+    from landmark.models.checkpoint import build, load, save
+    from landmark.models.config import DecoderConfig, decoder_config
+    from landmark.models.decoder import Decoder
     from landmark.models.language_model import LanguageModel as LanguageModel
 
 __all__ = ["Decoder", "DecoderConfig", "build", "decoder_config", "load", "save"]

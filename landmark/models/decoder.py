@@ -4,8 +4,6 @@ GPT-2-like: pre-LayerNorm, GELU, no biases, embeddings tied to the head, rotary 
 their attention.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The logits of 65,536 tokens and GPT-2's vocabulary take 6.6 GB in half precision
 tensors that a cross-entropy makes of them. Here they take 512 MB, in which their gradient takes their place.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of logits by one kernel, which reads them twice and writes their gradients in their place."""
 
-from __future__ import annotations
-
 # Triton's language only looks like Python, and kernels get their compile-time constants by name.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false

@@ -1,7 +1,5 @@
 """The interface of all models: logits with a memory, losses of training windows, and generation."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields

@@ -22,8 +22,6 @@ to the gradient of the queries, in an order that differs from run to run. It tak
 takes seven. README.md of landmark.attention has the derivation.
 """
 
-from __future__ import annotations
-
 # Triton's language only looks like Python.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false

@@ -6,8 +6,6 @@ one kernel, which adds the gradient of the queries up in any order. The kernels 
 so that Python does not wait for the device. Fewer key/value heads than query heads need no copies.
 """
 
-from __future__ import annotations
-
 # Kernels get their compile-time constants by name, and plain numbers for them.
 # pyright: reportCallIssue=false, reportArgumentType=false
 from typing import Any

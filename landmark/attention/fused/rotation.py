@@ -3,8 +3,6 @@
 In complex arithmetic three kernels take turns, through copies in float32.
 """
 
-from __future__ import annotations
-
 # Triton's language only looks like Python, and kernels get their compile-time constants by name.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false

@@ -5,8 +5,6 @@ a segment of the scores (M, GROUP, SEGMENT). Scores are not scaled; gates and lo
 log 2.
 """
 
-from __future__ import annotations
-
 # Triton's language only looks like Python.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false

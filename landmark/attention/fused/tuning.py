@@ -8,8 +8,6 @@ fastest is kept in Triton's cache on disk. Small inputs, inputs that are not on 
 `torch.use_deterministic_algorithms(True)` use the default.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

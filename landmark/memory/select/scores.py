@@ -7,8 +7,6 @@
 3. Choose the k blocks with the highest scores; among equal scores the newer ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

@@ -4,8 +4,6 @@ A program scores a tile of landmarks and keeps the k best of them, as integers w
 and recency. A second kernel takes the k best of these, which are a small part of all landmarks.
 """
 
-from __future__ import annotations
-
 # Triton's language only looks like Python, and kernels get their compile-time constants by name.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportPossiblyUnboundVariable=false

@@ -3,8 +3,6 @@
 Controls are the newest blocks, random ones, and those that are named beforehand. A memory helps where it beats them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -103,7 +103,6 @@ class Memory:
                 **self._statistics.counts(),
                 "blocks_kept": max((len(s) for s in stores), default=0),
                 "bytes_kept": sum(s.bytes_kept for s in stores),
-                "device_bytes_kept": sum(s.device_bytes_kept for s in stores),
                 **(asdict(self._fetched) if self.store.tier != "device" else {}),
             }
         )

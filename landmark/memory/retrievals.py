@@ -26,7 +26,7 @@ class MemoryStatistics:
       because every query was below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
     - lookups: queries that retrieve. retrievals: sets of blocks chosen; queries or heads that choose together choose
       one set. blocks_retrieved: blocks in these sets.
-    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: bytes on the compute device.
+    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers.
     - With a tier other than the device, the counts of `landmark.memory.store.tiers.TierCounts`.
     - With a context miss token: possible and dropped lookups of each layer and head, and the rates of `with_rates`.
     """

@@ -139,13 +139,12 @@ class SummaryMemory:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """chunks committed, blocks_kept in a layer, bytes_kept in all, device_bytes_kept of these on the device."""
-        kept = [layer.bytes_kept for layer in self.layers.values()]
+        """chunks committed, blocks_kept in a layer, bytes_kept in all."""
+        blocks, kept = self.position // self.block_size, [x for layer in self.layers.values() for x in layer.tensors]
         return {
             "chunks": self._chunks,
-            "blocks_kept": self.position // self.block_size if self.layers else 0,
-            "bytes_kept": sum(map(sum, kept)),
-            "device_bytes_kept": sum(sum(each) if self._tier == "device" else each[1] for each in kept),
+            "blocks_kept": blocks if self.layers else 0,
+            "bytes_kept": sum(x.nbytes for x in kept),
         }
 
     def expect(self, tokens: int) -> None:
@@ -175,7 +174,7 @@ class SummaryMemory:
 
             how = replace(how, tiles_by=kernels.read_tiles)
         queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
-        stored = Text(state.keys, state.values, state.means)
+        stored = Text(*state.tensors)
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
             keys, values, means = (x.to(q.device, non_blocking=True) for x in stored[:3])
             stored = Text(keys, values, means)
@@ -343,9 +342,8 @@ class _Layer:
                 return torch.from_file(file.name, True, max(1, size), dtype=dtype)[:size].view(shape)
 
     @property
-    def bytes_kept(self) -> tuple[int, int]:
-        """Of keys and values, and of mean keys."""
-        return self.keys.nbytes + self.values.nbytes, self.means.nbytes
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.keys, self.values, self.means
 
     def write(self, start: int, k: Tensor, v: Tensor, room: int, expected: int) -> None:
         """Keep keys and values (C, T, d) of the tokens from position `start` on.

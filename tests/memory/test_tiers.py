@@ -80,7 +80,8 @@ def test_counts_of_hits_misses_and_bytes():
         stats = memory.stats
         assert (stats["cache_hits"], stats["cache_misses"]) == (hits, misses)
         assert stats["bytes_moved"] == misses * 2 * 10 * 4 * 4
-    assert stats["device_bytes_kept"] == 64 * 2 * 4 * 4 + 2 * 2 * 2 * 10 * 4 * 4, "landmarks' keys, and the cache"
+    block = 2 * 10 * 4 * 4  # bytes of a block of one head
+    assert stats["bytes_kept"] == 64 * 2 * 4 * 4 + 2 * 2 * block + 4 * 2 * block, "landmarks, the cache, and the file"
     assert "cache_hits" not in new_memory(10).stats
 
 

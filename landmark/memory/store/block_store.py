@@ -126,16 +126,8 @@ class BlockStore:
 
     @property
     def bytes_kept(self) -> int:
-        return self.blocks.bytes_kept + self._bytes_of_summaries
-
-    @property
-    def device_bytes_kept(self) -> int:
-        """The part of `bytes_kept` on the compute device, including the cache of a slower tier."""
-        return self.blocks.device_bytes_kept + self._bytes_of_summaries
-
-    @property
-    def _bytes_of_summaries(self) -> int:
-        return sum(x.nbytes for x in self.summaries.values())
+        """Bytes of all that is stored, including the cache of a slower tier."""
+        return self.blocks.bytes_kept + sum(x.nbytes for x in self.summaries.values())
 
     def fetch(self, places: Tensor) -> Fetched:
         """Bring the blocks at these `places` (n,) to the compute device."""

@@ -211,8 +211,6 @@ class DeviceBlocks:
     def bytes_kept(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
-    device_bytes_kept = bytes_kept
-
     def reserve(self, capacity: int) -> None:
         self.keys, self.values = (grown(x, 2, capacity) for x in (self.keys, self.values))
 
@@ -242,10 +240,6 @@ class CachedBlocks:
     @property
     def bytes_kept(self) -> int:
         return self._table.bytes_kept + self._cache.bytes_kept
-
-    @property
-    def device_bytes_kept(self) -> int:
-        return self._cache.bytes_kept
 
     def reserve(self, capacity: int) -> None:
         self._table.reserve(capacity)

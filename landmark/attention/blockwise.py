@@ -16,8 +16,6 @@ The windows of a batch are cut at different phases. Each is padded so that the b
 window, rows up to a whole block (blockwise_tiles.py). N: sequences, the heads of some samples.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -81,7 +79,7 @@ class Padded(NamedTuple):
     controlled: Tensor | None
 
     @staticmethod
-    def of(part: Sequences, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> Padded:
+    def of(part: Sequences, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> "Padded":
         """Those of a part. extra: (B, H, T), as above."""
         q, k, v = (x[part.rows, part.heads] for x in (inputs.q, inputs.k, inputs.v))
         alignment, (sequences, dim) = part.alignment, (len(q) * q.shape[1], q.shape[3])

@@ -1,7 +1,5 @@
 """The checked inputs of landmark attention, as every backend gets them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -37,7 +35,7 @@ class AttentionInputs(NamedTuple):
     top_k: int | None = None
     alpha: float = 0.0
 
-    def one_by_one(self, attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def one_by_one(self, attend: "Callable[[AttentionInputs], tuple[Tensor, Tensor]]") -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of a backend that is called for each document separately."""
         if self.cu_seqlens is None:
             return attend(self)

@@ -23,8 +23,6 @@ A bias of landmarks' scores is carried by the last channel, which positions do n
 those of landmarks the bias.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -108,7 +106,7 @@ class WindowBlocks(NamedTuple):
     landmark: Tensor
 
     @staticmethod
-    def of(phase: Tensor, length: int, block_size: int, like: Tensor) -> WindowBlocks:
+    def of(phase: Tensor, length: int, block_size: int, like: Tensor) -> "WindowBlocks":
         """The blocks of a window. phase: (B or 1,). like: a tensor with the keys' type and device."""
         block, is_landmark = blocks_and_landmarks(phase.to(like.device), length, block_size)
         blocks = torch.arange(most_blocks(length, block_size), device=like.device)

@@ -4,8 +4,6 @@ Rotations compose, R(a)·R(b) = R(a+b), and ⟨R(a)q, R(b)k⟩ depends on a−b 
 once, by their offsets 0…ℓ in the block, and each query by its distance from the start of the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -56,7 +54,7 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
 
 
-def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
+def rotate_cmt(key: Tensor, table: "RotaryTable") -> Tensor:
     """Rotate the key of a context miss token (…, d) to its position, −1 (paper, Appendix D)."""
     return rotate(key, table(1, 1, key).conj())
 

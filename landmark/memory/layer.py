@@ -8,8 +8,6 @@ slot s is i − o + (S−s)·W positions away. So only the *lag* S−s is needed
 block, S the furthest one. The *age* of a block is 1 for the newest block.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -134,7 +132,7 @@ class LayerMemory:
             self.chunk[name] = (x[:, :, stored:].clone() if stored else x).detach()
         self.between, self.chunk = self.chunk, None
 
-    def select_samples(self, samples: Tensor, into: LayerMemory) -> None:
+    def select_samples(self, samples: Tensor, into: "LayerMemory") -> None:
         """Copy these samples (n,) of the batch to an empty layer."""
         self.store.select_samples(samples, into.store)
         into.between = {name: x.index_select(0, samples.to(x.device)) for name, x in self.between.items()}

@@ -1,7 +1,5 @@
 """Landmark memory: read a text of any length in chunks, and retrieve a few earlier blocks (paper, Section 3.2)."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Mapping
@@ -283,7 +281,7 @@ class Memory:
             self._statistics = self._before
         self._length, self._before = 0, None
 
-    def select_samples(self, samples: Tensor) -> Memory:
+    def select_samples(self, samples: Tensor) -> "Memory":
         """A copy whose samples (n,) are these of the batch, as beam search needs it. Its statistics begin anew.
 
         Raises RuntimeError where a chunk is not committed.
@@ -308,7 +306,7 @@ class Memory:
         """What `beginning` needs of the place that is reached."""
         return {number: (layer.store.added, layer.between) for number, layer in self.layers.items()}
 
-    def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> Memory:
+    def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> "Memory":
         """A copy that has read the text up to this position, where `mark` returned `layers`; no block was dropped."""
         begun = copy.copy(self)
         begun.reset()

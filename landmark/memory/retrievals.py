@@ -1,7 +1,5 @@
 """What a memory tells of its retrievals: counts, and for an observer the blocks of each query with their weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class MemoryStatistics:
         self.seconds_searching = 0.0
         self._dropped: dict[int, Tensor] = {}  # by layer, (2, H): lookups that were possible, and those dropped
 
-    def copy(self) -> MemoryStatistics:
+    def copy(self) -> "MemoryStatistics":
         copied = copy.copy(self)
         copied._dropped = dict(self._dropped)
         return copied

@@ -5,8 +5,6 @@ model rotates them, so nothing is placed anew when a text grows beyond the posit
 are then turned towards the query when they are read.
 """
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -225,7 +223,7 @@ class SummaryMemory:
             state.forget(self.position)
         self._length = 0
 
-    def select_samples(self, samples: Tensor) -> SummaryMemory:
+    def select_samples(self, samples: Tensor) -> "SummaryMemory":
         """A copy whose samples are these of the batch, as beam search needs it. samples: (n,), integer."""
         if self._length:
             raise RuntimeError("a chunk is not committed yet: call commit() before select_samples()")
@@ -239,7 +237,7 @@ class SummaryMemory:
         """Nothing: `beginning` needs no more than a position."""
         return {}
 
-    def beginning(self, position: int, _: Mapping[int, Any]) -> SummaryMemory:
+    def beginning(self, position: int, _: Mapping[int, Any]) -> "SummaryMemory":
         """A copy that has read the text up to this position."""
         begun = self.select_samples(torch.arange(self.batch_size))
         begun.position = position
@@ -381,7 +379,7 @@ class _Layer:
         self.values[:, position : self.written] = 0
         self.written = position
 
-    def select(self, samples: Tensor) -> _Layer:
+    def select(self, samples: Tensor) -> "_Layer":
         chosen = copy.copy(self)
         chosen.batch = len(samples)
         for name in ("keys", "values", "means"):

@@ -1,7 +1,5 @@
 """Models, new or trained. A trained one is config.json and model.safetensors; loading them runs no code of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +46,7 @@ _AUTHORS_NAMES = {
 }
 
 
-def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: str | None = None) -> LanguageModel:
+def build(model: "ModelConfig", tokenizer: Vocabulary, cmt: bool = False, start: str | None = None) -> LanguageModel:
     """A model to train.
 
     tokenizer: a transformers one is saved with the model. start: folder of a model whose training is continued, or of

@@ -1,7 +1,5 @@
 """The configuration of a decoder, and its checks. Importing this loads no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -141,7 +139,7 @@ class DecoderConfig:
     def hidden_dim(self) -> int:
         return self.num_heads * self.head_dim
 
-    def without_landmarks(self) -> DecoderConfig:
+    def without_landmarks(self) -> "DecoderConfig":
         """The plain transformer of the same shape, from whose weights a landmark model can start."""
         keys = replace(self.keys, landmark="token", bias=False)
         return replace(self, landmarks=None, keys=keys, options={})
@@ -159,7 +157,7 @@ class DecoderConfig:
         return {"kind": self.kind} | changed | self.options
 
     @classmethod
-    def from_flat(cls, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_flat(cls, values: Mapping[str, Any]) -> "DecoderConfig":
         """The configuration of settings by their names; those of other kinds of model have no effect.
 
         A name that is none here is an option. Raises UserError for a kind without what it needs.
@@ -200,7 +198,7 @@ class Vocabulary(Protocol):
     def landmark(self) -> int: ...
 
 
-def decoder_config(model: ModelConfig, tokenizer: Vocabulary | None = None, cmt: bool = False) -> DecoderConfig:
+def decoder_config(model: "ModelConfig", tokenizer: Vocabulary | None = None, cmt: bool = False) -> "DecoderConfig":
     """The configuration of the decoder that the config group `model` and a tokenizer describe (None: any).
 
     Settings of other kinds of model are left out. A landmark model that is not trained (`as_is`) has no landmarks.

@@ -1,7 +1,5 @@
 """Decoders of transformers with the interface of our own decoder (`model.family`, `model.name`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
@@ -43,7 +41,7 @@ class Pretrained(LanguageModel):
     tokenizer: the transformers tokenizer that is saved with the model (None: none is saved).
     """
 
-    def __init__(self, model: PreTrainedModel | PeftModel, tokenizer: Any = None):
+    def __init__(self, model: "PreTrainedModel | PeftModel", tokenizer: Any = None):
         super().__init__()
         self.model: Any = model
         self.tokenizer = tokenizer

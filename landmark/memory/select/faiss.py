@@ -6,8 +6,6 @@
 3. The k blocks with the highest scores are chosen, by each query and head for itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -49,7 +47,7 @@ class Faiss(Selector):
     kind: str = "ivf"
     exact: Best = Best()  # noqa: RUF009 (it is frozen)
     granularity: str = field(default="per_token_and_head", init=False)
-    indices: WeakKeyDictionary[BlockStore, LandmarkIndex] = field(default_factory=WeakKeyDictionary, init=False)
+    indices: "WeakKeyDictionary[BlockStore, LandmarkIndex]" = field(default_factory=WeakKeyDictionary, init=False)
 
     def __post_init__(self):
         import_faiss()

@@ -1,7 +1,5 @@
 """The blocks that one attention layer stores: all, or the newest in a ring buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -89,7 +87,7 @@ class BlockStore:
         self.summaries = {name: grown(x, 2, capacity) for name, x in self.summaries.items()}
         self.capacity = capacity
 
-    def select_samples(self, samples: Tensor, into: BlockStore, blocks: int | None = None) -> None:
+    def select_samples(self, samples: Tensor, into: "BlockStore", blocks: int | None = None) -> None:
         """Copy the blocks of these samples (n,) of the batch, or the first `blocks` of them, to an empty store."""
         first, stop = (self.added - len(self), self.added) if blocks is None else (0, blocks)
         if not self.capacity or stop == first:

@@ -4,8 +4,6 @@ Landmark keys are always on the device. Blocks retrieved from a slower tier are 
 Results are the same on every tier, bit for bit.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile
@@ -190,7 +188,7 @@ class Store:
         if self.tier not in TIERS or self.cache < 1:
             raise UserError(f"tier={self.tier}, cache={self.cache}: must be one of {', '.join(TIERS)}, and at least 1")
 
-    def new_blocks(self, like: Tensor, counts: TierCounts) -> Blocks:
+    def new_blocks(self, like: Tensor, counts: TierCounts) -> "Blocks":
         """Keys and values of no block yet, like (B, H, n, ℓ, d)."""
         if self.tier == "device":
             return DeviceBlocks(like)
@@ -231,7 +229,7 @@ class DeviceBlocks:
 class CachedBlocks:
     """The same as `DeviceBlocks`, with rows in the CPU's memory or on disk and a cache on the compute device."""
 
-    def __init__(self, like: Tensor, rows: HostRows | FileRows, cache: int, counts: TierCounts):
+    def __init__(self, like: Tensor, rows: "HostRows | FileRows", cache: int, counts: TierCounts):
         """Start with no block like (B, H, n, ℓ, d). cache: fetched blocks (all heads) that the device keeps."""
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples

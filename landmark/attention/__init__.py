@@ -9,8 +9,18 @@ from torch import Tensor
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
-from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
-from landmark.attention.layout import Layout, Packed, Window, check_controlled, check_packed, check_phase, longest
+from landmark.attention.layout import (
+    AttentionInputs,
+    Layout,
+    Packed,
+    Window,
+    as_autocast,
+    check_controlled,
+    check_packed,
+    check_phase,
+    longest,
+    without_autocast,
+)
 from landmark.attention.reference import landmark_attention_reference
 from landmark.attention.scoring import ContextMiss, Grouped, Scoring, Sinks
 from landmark.utils.constants import BACKENDS

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from landmark.attention.blockwise_tiles import BlockAlignment, Tile, Workspace, align_blocks, product, workspace
-from landmark.attention.inputs import AttentionInputs
+from landmark.attention.layout import AttentionInputs
 from landmark.attention.scoring import keep_best, share_cmt_weight, shared_weight_gradient
 from landmark.utils.constants import LOG2_E
 

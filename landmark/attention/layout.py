@@ -1,16 +1,22 @@
-"""Where blocks begin: the arithmetic of landmarks in a stream and in a window cut from it.
+"""Where blocks begin: the arithmetic of landmarks in a stream and in a window cut from it; and checked inputs.
 
 After every ℓ = `block_size` normal tokens of a stream there is one landmark, so a block with its landmark is W = ℓ+1
 positions wide. A window may be cut anywhere. Its *phase* is the stream position of its first token modulo W, which is
 the number of tokens missing from its first block.
 """
 
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from landmark.utils.window_batch import most_blocks
+
+ROWS, SAMPLES = ("q", "k", "v", "extra"), ("phase", "controlled")  # inputs with a row for each token, or sample
 
 
 @dataclass(frozen=True)
@@ -126,3 +132,58 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> int:
 def longest(cu_seqlens: Tensor) -> int:
     """Tokens of the longest document; the least possible number, 1, where `can_read` forbids reading it."""
     return int(cu_seqlens.diff().max()) if can_read(cu_seqlens) else 1
+
+
+class AttentionInputs(NamedTuple):
+    """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
+
+    q: (B, H, T, d). k, v: (B, H_kv, prefix + T, d); but for "triton" with H_kv = H. extra: (B, H, T), scores of a
+    context miss token, in nats; None: there is none. phase: (samples,), int32 or int64. controlled:
+    (samples, blocks), bool, landmarks that share the weight of that place; None exactly where `extra` is None.
+    cu_seqlens: (samples + 1,), of packed samples; None: each element of the batch is one. softcap, top_k: not for
+    "triton".
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extra: Tensor | None
+    phase: Tensor
+    controlled: Tensor | None
+    cu_seqlens: Tensor | None
+    block_size: int
+    prefix: int
+    scale: float
+    softcap: float | None = None
+    top_k: int | None = None
+    alpha: float = 0.0
+
+    def one_by_one(self, attend: "Callable[[AttentionInputs], tuple[Tensor, Tensor]]") -> tuple[Tensor, Tensor]:
+        """Output (B, H, T, d) and log-sum-exp (B, H, T) of a backend that is called for each document separately."""
+        if self.cu_seqlens is None:
+            return attend(self)
+        found = []
+        for i, (start, end) in enumerate(itertools.pairwise(self.cu_seqlens.tolist())):
+            if start < end:
+                rows = {name: None if (x := getattr(self, name)) is None else x[:, :, start:end] for name in ROWS}
+                own = {name: None if (x := getattr(self, name)) is None else x[i : i + 1] for name in SAMPLES}
+                found.append(attend(self._replace(**rows, **own, cu_seqlens=None)))
+        outs, lses = zip(*found, strict=True)
+        return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the type that an enclosing `torch.autocast` computes attention in; float64 is left alone.
+
+    Rotary positions and norms return float32 under autocast, projections half precision: all become one type.
+    """
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """A context in which the operations on the tensor's device compute in the types of their arguments."""
+    return torch.autocast(like.device.type, enabled=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from landmark.attention.inputs import as_autocast, without_autocast
+from landmark.attention.layout import as_autocast, without_autocast
 from landmark.attention.scoring import capped
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)

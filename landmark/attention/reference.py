@@ -6,8 +6,7 @@ All other implementations are tested against this one.
 import torch
 from torch import Tensor
 
-from landmark.attention.inputs import AttentionInputs
-from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.layout import AttentionInputs, blocks_and_landmarks
 from landmark.attention.scoring import capped, keep_best
 
 

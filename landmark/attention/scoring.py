@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from landmark.attention.inputs import without_autocast
+from landmark.attention.layout import without_autocast
 
 
 @dataclass(frozen=True)

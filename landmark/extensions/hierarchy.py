@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landmark.attention import ContextMiss, Extra, Window
-from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
-from landmark.attention.layout import blocks_and_landmarks, check_phase
+from landmark.attention.layout import AttentionInputs, as_autocast, blocks_and_landmarks, check_phase, without_autocast
 from landmark.attention.reference import landmark_attention_weights
 from landmark.config import Config
 from landmark.config.schema import memory_settings

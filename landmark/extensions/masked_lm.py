@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention import ContextMiss
-from landmark.attention.inputs import AttentionInputs
-from landmark.attention.layout import check_phase
+from landmark.attention.layout import AttentionInputs, check_phase
 from landmark.attention.reference import landmark_attention_weights
 from landmark.config import SYNTHETIC, Config
 from landmark.data.evaluation_texts import segments

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from landmark.attention import Grouped, Packed, Scoring, Sinks, Window, has_kernel, landmark_attention, place_phase
-from landmark.attention.inputs import as_autocast, without_autocast
+from landmark.attention.layout import as_autocast, without_autocast
 from landmark.utils.errors import UserError
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]

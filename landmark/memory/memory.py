@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, backend_for, has_kernel
-from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
+from landmark.attention.layout import as_autocast, without_autocast
 from landmark.attention.rotary import rotate, rotate_cmt
 from landmark.memory.layer import LayerMemory, Positions, Question, Stingy, TruePositions, select_queries
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks

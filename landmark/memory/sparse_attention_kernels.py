@@ -161,11 +161,12 @@ def shares(
     count = keys.shape[1] if listed is None else listed.shape[2]
     out = q.new_zeros(len(q), q.shape[1], count, dtype=torch.float32)
     q, keys = _computable(q), _computable(keys)
+    options = tile_constants(q.shape[2], q.shape[3], 64 if listed is None else how.block_size)
     with on_device_of(q):
-        block_shares[_grid(q)](
+        block_shares[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](  # tiles, parts of their rows, caches
             *(q, keys, out if listed is None else listed.contiguous(), far, out),
             *(*keys.stride()[:2], count, q.shape[2], *asking, how.scale, how.softcap or 0.0),
-            **tile_constants(q.shape[2], q.shape[3], 64 if listed is None else how.block_size),
+            **options,
             **{"TILE": how.tile, "L": how.block_size, "LISTED": listed is not None, "CAPPED": how.softcap is not None},
         )
     return out
@@ -178,11 +179,12 @@ def read(q: Tensor, text: Text, chosen: Tensor, start: int, how: Reading) -> tup
     """
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     q, keys, values = (_computable(x) for x in (q, text.keys, text.values))
+    options = tile_constants(q.shape[2], q.shape[3], how.block_size)
     with on_device_of(q):
-        read_blocks[_grid(q)](
+        read_blocks[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](
             *(q, keys, values, chosen.contiguous(), out, lse, *keys.stride()[:2], *values.stride()[:2]),
             *(chosen.shape[2], q.shape[2], start, how.scale, how.softcap or 0.0),
-            **tile_constants(q.shape[2], q.shape[3], how.block_size),
+            **options,
             **{"TILE": how.tile, "GROUP": how.group, "WINDOW": how.window, "L": how.block_size},
             CAPPED=how.softcap is not None,
         )
@@ -194,18 +196,8 @@ def _computable(x: Tensor) -> Tensor:
     return x.float() if is_interpreted() and x.dtype == torch.bfloat16 else x
 
 
-def _grid(q: Tensor) -> tuple[int, int, int]:
-    """Programs: tiles, parts of their rows, caches."""
-    return q.shape[1], -(-q.shape[2] // rows_of(q.shape[2], q.shape[3])), len(q)
-
-
-def rows_of(rows: int, dim: int) -> int:
-    """Rows of a program, for tiles of so many rows and heads of `dim` numbers."""
-    return max(LEAST, min(64 if dim > 128 else 128, triton.next_power_of_2(rows)))
-
-
 def tile_constants(rows: int, dim: int, keys: int) -> dict[str, int]:
     """Compile-time constants for tiles of so many rows and heads of `dim` numbers. keys: read in one step."""
-    part = rows_of(rows, dim)
+    part = max(LEAST, min(64 if dim > 128 else 128, triton.next_power_of_2(rows)))
     warps = 8 if part * dim > 64 * 64 else 4
     return {"D": dim, "BLOCK_D": padded(dim), "ROWS": part, "SEGMENT": padded(keys), "num_warps": warps}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_interpreted, launch, on_device_of, padded
-from landmark.attention.inputs import AttentionInputs
+from landmark.attention.layout import AttentionInputs
 from landmark.utils.constants import LOG2_E
 
 _WINDOWS = "Tensor phase, Tensor? starts, Tensor? extra, Tensor? controlled"

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from landmark.config.checks import beyond_training, resolve
-from landmark.config.rows import Composer
-from landmark.config.rows import cells, is_part, named, select, spread
+from landmark.config.rows import Composer, cells, is_part, named, select, spread
 from landmark.config.saved import from_saved
 from landmark.config.schema import to_config, value_of
 from landmark.experiment.jobs import check

@@ -47,7 +47,7 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_wheel_has_every_file_once(wheel):
+def test_the_wheel_has_every_file_once_and_its_metadata_are_whole_and_of_one_version(wheel):
     packed = zipfile.ZipFile(wheel).namelist()
     assert len(set(packed)) == len(packed)
     tracked = [path for path in (ROOT / "landmark").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -59,6 +59,11 @@ def test_the_wheel_has_every_file_once(wheel):
     assert "landmark/py.typed" in packed
     assert {name.partition("/")[0] for name in packed if ".dist-info/" not in name} == {"landmark"}
     assert not [name for name in packed if name.endswith(".png")]
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {landmark.__version__}\n" in cited
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"description", "readme", "license", "authors", "keywords", "classifiers", "urls"} <= project.keys()
+    assert project["scripts"] == {"landmark": "landmark.cli.main:main"}
 
 
 SMALL = [
@@ -108,11 +113,3 @@ def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_pa
     assert "2 generated" in said.stderr, said.stderr
     planned = run([*start, "+experiment=block_sizes", *tiny[:-1], "task=plan"], tmp_path)
     assert "row block25_2048" in planned.stdout, planned.stderr
-
-
-def test_metadata_is_whole_and_of_one_version():
-    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {landmark.__version__}\n" in cited
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"description", "readme", "license", "authors", "keywords", "classifiers", "urls"} <= project.keys()
-    assert project["scripts"] == {"landmark": "landmark.cli.main:main"}

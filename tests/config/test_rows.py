@@ -24,13 +24,18 @@ def chosen(composer):
     return choose
 
 
-def test_row_is_the_command_line_and_its_own_overrides(chosen):
+def test_row_is_the_command_line_and_its_own_overrides_and_a_grid_one_for_every_combination(chosen):
     (row,) = chosen("seeds=[3,4]", rows={"a": "model=transformer"})
     assert [config.seed for config in row.configs] == [3, 4]
     rows = chosen("size=nano", "train.steps=7", rows={"a": "model=transformer eval.length=360"})
     config = rows[0].configs[0]
     assert (config.model.kind, config.eval.length, config.train.steps) == ("transformer", 360, 7)
     assert rows[0].overrides == ["size=nano", "train.steps=7", "model=transformer", "eval.length=360"]
+    rows = chosen(rows={"plain": "model=transformer"}, grid=GRID)
+    assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
+    config = rows[-1].configs[0]
+    assert (config.retrieval.k, config.eval.local) == (2, 250)
+    assert cells(replace(config, grid=GRID))[rows[-1].name] == {"retrieval.k": "2", "eval.local": "250"}
 
 
 @pytest.mark.parametrize(
@@ -70,14 +75,6 @@ def test_a_part_without_braces_is_refused():
 
 
 GRID = {"retrieval.k": [1, 2], "eval.local": [150, 250]}
-
-
-def test_grid_makes_a_row_of_every_combination(chosen):
-    rows = chosen(rows={"plain": "model=transformer"}, grid=GRID)
-    assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
-    config = rows[-1].configs[0]
-    assert (config.retrieval.k, config.eval.local) == (2, 250)
-    assert cells(replace(config, grid=GRID))[rows[-1].name] == {"retrieval.k": "2", "eval.local": "250"}
 
 
 @pytest.mark.parametrize("override", ["retrieval.k=3", "retrieval.k=1,3"])

@@ -67,7 +67,7 @@ def test_manifest_says_what_was_prepared_once(corpus, books, byte_tokenizer, tmp
     assert found.manifest == corpus.manifest
 
 
-def test_changed_data_and_first_documents_are_other_corpora(corpus, books, byte_tokenizer, tmp_path):
+def test_changed_data_are_other_corpora_and_a_prepared_folder_can_be_the_path(corpus, books, byte_tokenizer, tmp_path):
     few = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, max_documents=2, progress=False)
     assert [few.manifest["splits"][split]["documents"] for split in ("train", "test")] == [2, 1]
     assert few.folder != corpus.folder
@@ -77,6 +77,14 @@ def test_changed_data_and_first_documents_are_other_corpora(corpus, books, byte_
     after = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
     assert len(after.split("test")) == len(corpus.split("test")) + len("eight") + 1
     assert after.split("train").sha256 == corpus.split("train").sha256
+    moved = corpus.folder.rename(tmp_path / "carried")
+    for opened in (find, prepare):
+        found = opened("pg19", byte_tokenizer, tmp_path / "none", path=moved)
+        assert found is not None
+        assert found.split("train").sha256 == corpus.manifest["splits"]["train"]["sha256"]
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(UserError, match="carried was prepared with another tokenizer than code"):
+        find("pg19", load_tokenizer("code"), tmp_path / "none", path=moved)
 
 
 @pytest.fixture
@@ -217,14 +225,3 @@ def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp
     counts = [corpus.manifest["splits"][split] for split in ("validation", "test")]
     found = [(each["documents"], each["bytes"], each["tokens"] - each["documents"], each["words"]) for each in counts]
     assert found == [(6, 3_149_349, 798_485, 558_480), (6, 3_335_436, 859_967, 590_337)]
-
-
-def test_a_prepared_folder_can_be_the_path(corpus: Corpus, byte_tokenizer: Tokenizer, tmp_path: Path):
-    moved = corpus.folder.rename(tmp_path / "carried")
-    for opened in (find, prepare):
-        found = opened("pg19", byte_tokenizer, tmp_path / "none", path=moved)
-        assert found is not None
-        assert found.split("train").sha256 == corpus.manifest["splits"]["train"]["sha256"]
-    assert not (tmp_path / "none").exists()
-    with pytest.raises(UserError, match="carried was prepared with another tokenizer than code"):
-        find("pg19", load_tokenizer("code"), tmp_path / "none", path=moved)

@@ -56,7 +56,7 @@ def test_evidence_is_found_where_the_tokenizer_changes_the_text():
     assert tokenizer.decode(ids[first:stop]) == "The number for crow is: 1234567."
 
 
-def test_the_landmark_is_added_once():
+def test_the_landmark_is_added_once_and_the_folder_of_a_model_opened(tmp_path):
     inner = make_tokenizer()
     first = PretrainedTokenizer(inner)
     assert (first.landmark, first.vocab_size) == (257, 258)
@@ -64,9 +64,6 @@ def test_the_landmark_is_added_once():
     assert second.landmark == 257
     assert second.hash == first.hash
     assert second.hash != PretrainedTokenizer(of_pieces()).hash
-
-
-def test_opens_the_folder_of_a_model(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     tokenizer = load_tokenizer("pretrained", str(tmp_path))
     assert tokenizer.encode("heron").tolist() == PretrainedTokenizer(make_tokenizer()).encode("heron").tolist()

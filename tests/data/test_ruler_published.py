@@ -103,7 +103,7 @@ def test_frequent_words_sample_for_sample(published, words):
     assert sample.text == text
 
 
-def test_the_score_is_the_published_one(published):
+def test_the_score_is_the_published_one_and_keys_are_adjective_noun(published):
     from lm_eval.tasks.ruler.common_utils import string_match_all
 
     from landmark.data.ruler import Ruler
@@ -111,8 +111,5 @@ def test_the_score_is_the_published_one(published):
     ruler = object.__new__(Ruler)
     for text, answers in ((" 12 and AB.", ["12", "ab"]), (" 12.", ["12", "ab", "7"]), ("", ["x"])):
         assert ruler.score(text, " ".join(answers)) == string_match_all([text], [answers])
-
-
-def test_keys_are_adjective_noun():
     assert len(KEYS) == len(set(KEYS)) == 42_280
     assert all(key.count("-") == 1 and key.islower() for key in KEYS)

@@ -149,7 +149,7 @@ def test_several_needles_have_labels_one_is_asked_for_and_the_identity_follows_w
     assert hashes(dense=0.2)[1] == test
 
 
-def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path, monkeypatch):
+def test_a_share_of_the_windows_of_a_text_is_pass_keys_which_are_asked_of_a_model_of_text(tmp_path, monkeypatch):
     monkeypatch.setattr("landmark.data.datamodule.Passkey", partial(Passkey, dense=0.0))
     config = make_config("landmark")
     config.data.passkeys, config.train.length = 0.5, 306
@@ -158,9 +158,6 @@ def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path, monkeypatch):
     asked = [text for text in texts if text.startswith(INTRODUCTION[:40])]
     assert 0.3 < len(asked) / len(texts) < 0.7
     assert all("The pass key" in text for text in asked)
-
-
-def test_pass_keys_are_asked_of_a_model_of_text(tmp_path, monkeypatch):
     config, corpus = make_config("landmark"), make_corpus(tmp_path)
     monkeypatch.setattr(Inputs, "tokenizer", lambda *_: TOKENIZER)
     monkeypatch.setattr(Inputs, "corpus", lambda *_: corpus)

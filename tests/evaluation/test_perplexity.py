@@ -116,7 +116,7 @@ def test_dropped_lookups_are_counted_and_attend_to_nothing(stream):
     assert len({result["nll"] for result in (kept, half, none)}) == 3
 
 
-def test_transformer_xl_reads_its_windows(stream):
+def test_transformer_xl_reads_its_windows_and_a_plain_transformer_with_sinks_and_a_window(stream):
     model = model_of(XL)
     result = evaluate(model, stream, TOKENIZER, settings(length=64))
     assert result["keys_attended"] == 8.5 + 16 * 3 / 4
@@ -124,9 +124,6 @@ def test_transformer_xl_reads_its_windows(stream):
     assert result["nll"] != pytest.approx(plain["nll"], rel=1e-4)
     long = evaluate(model_of(changed(XL, cache=64)), stream, TOKENIZER, settings(length=64))
     assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)
-
-
-def test_plain_transformer_reads_with_sinks_and_a_window(stream):
     model = model_of(PLAIN)
     whole = evaluate(model, stream, TOKENIZER, settings(length=64))
     everything = evaluate(model, stream, TOKENIZER, settings(length=64, local=16, window=60))

@@ -85,12 +85,19 @@ def test_a_model_that_copies_pays_for_the_first_copy_alone(stream, length, local
     assert results["prompts"] == 6
 
 
-def test_a_model_that_knows_nothing_has_chance(stream):
+def test_a_model_that_knows_nothing_has_chance_and_rows_of_one_length_are_paired_segment_by_segment(stream):
     results = evaluate_copy(Copier(PLAIN, certainty=0.0), stream, settings())
     assert results["first_copy"] == pytest.approx(NOTHING) == results["second_copy"]
     assert results["second_copy_se"] == pytest.approx(0, abs=1e-9)
     # Nor has one that forgets its chunks: its text comes again just when it is gone.
     assert evaluate_copy(Copier(LANDMARK, forgets=True), stream, settings(60, 30))["nll"] == pytest.approx(NOTHING)
+    copier, uniform = (evaluate_copy(Copier(LANDMARK, sure), stream, settings()) for sure in (50.0, 0.0))
+    found = paired_difference(copier["segments"], uniform["segments"])
+    assert found is not None
+    assert found.stretches == 6
+    assert found.nats == pytest.approx(-NOTHING)
+    longer = evaluate_copy(Copier(LANDMARK), stream, settings(80))
+    assert paired_difference(copier["segments"], longer["segments"]) is None
 
 
 def test_segments_are_read_in_chunks_and_each_in_a_new_memory(stream):
@@ -118,13 +125,3 @@ def test_losses_by_hand(stream):
     assert results["first_copy"] == pytest.approx(sum(first) / (6 * 29), rel=1e-5)
     assert results["first_copy_se"] == pytest.approx(np.std(first, ddof=1) / 29 / math.sqrt(6), rel=1e-3)
     assert results["first_segments"] != results["segments"]
-
-
-def test_rows_of_one_length_are_paired_segment_by_segment(stream):
-    copier, uniform = (evaluate_copy(Copier(LANDMARK, sure), stream, settings()) for sure in (50.0, 0.0))
-    found = paired_difference(copier["segments"], uniform["segments"])
-    assert found is not None
-    assert found.stretches == 6
-    assert found.nats == pytest.approx(-NOTHING)
-    longer = evaluate_copy(Copier(LANDMARK), stream, settings(80))
-    assert paired_difference(copier["segments"], longer["segments"]) is None

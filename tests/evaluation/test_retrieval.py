@@ -159,7 +159,7 @@ def test_queries_are_counted_for_every_granularity(stream, granularity):
     np.testing.assert_allclose(per_query, [0, 0, 0, 2 * 3 / 5, *[2] * 8], atol=1e-3)  # chunks begin at 17, 34 and 51
 
 
-def test_only_rows_that_retrieve_have_a_map_and_only_unique_blocks_statistics(stream):
+def test_only_rows_that_retrieve_have_a_map_and_only_unique_blocks_statistics_of_keys_moved_once(stream):
     for config, given in (
         (LANDMARK, settings(60)),  # one chunk
         (LANDMARK, settings(60, 17, k=0)),
@@ -168,6 +168,10 @@ def test_only_rows_that_retrieve_have_a_map_and_only_unique_blocks_statistics(st
     ):
         assert "copy_map" not in evaluate_copy(model_of(config), stream, given)
     assert "retrieval" not in evaluate(model_of(LANDMARK), stream, TOKENIZER, of_text(local=20))  # unless asked for
+    ages = torch.tensor([[[[1, 2]], [[2, 3]], [[1, 2]], [[1, 2]]]])  # four heads, one set each
+    blocks, pairs = distinct(ages, kept=5, kv_heads=2)
+    assert (blocks.tolist(), pairs.tolist()) == ([3], [3 + 2])
+    assert distinct(ages, kept=5, kv_heads=4)[1].tolist() == [8]
 
 
 of_text = test_perplexity.settings
@@ -212,10 +216,3 @@ def retrieved(model: Decoder, stream, start: int, granularity: str) -> list[torc
         with torch.no_grad():
             model(chunk, memory=memory)
     return seen
-
-
-def test_shared_keys_are_moved_once():
-    ages = torch.tensor([[[[1, 2]], [[2, 3]], [[1, 2]], [[1, 2]]]])  # four heads, one set each
-    blocks, pairs = distinct(ages, kept=5, kv_heads=2)
-    assert (blocks.tolist(), pairs.tolist()) == ([3], [3 + 2])
-    assert distinct(ages, kept=5, kv_heads=4)[1].tolist() == [8]

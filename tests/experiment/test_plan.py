@@ -7,14 +7,11 @@ from landmark.experiment.plan import GPU, Machine, describe, disk, row_cost, run
 VOCABULARY = 50304
 
 
-def test_parameters_are_the_papers(configure):
+def test_parameters_are_the_papers_and_training_costs_six_flops_for_each_and_attention_that_sees_a_cache(configure):
     assert run_cost("a", configure(), VOCABULARY, False).parameters == (202_531_840, 151_020_544)
     assert run_cost("a", configure("cmt=on"), VOCABULARY, False).parameters == (202_531_840 + 1024, 151_020_544 + 1024)
     shared = 12 * 2 * 1024 * 6 * 128  # keys and values of two heads in place of eight
     assert run_cost("a", configure("model.num_kv_heads=2"), VOCABULARY, False).parameters[1] == 151_020_544 - shared
-
-
-def test_training_costs_six_flops_a_parameter_and_attention_that_sees_a_cache(configure):
     config = configure("model=transformer")
     job = run_cost("a", config, VOCABULARY, False)
     assert job.tokens == 240_000 * 128 * 512

@@ -94,21 +94,11 @@ def test_each_extension_can_be_deleted_from_a_copy(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_each_setting_is_of_one_extension():
-    every = [setting for name in NAMES for setting in SETTINGS[name]]
-    assert sorted(every) == sorted(set(every))
-    for name in NAMES:
-        for setting in SETTINGS[name]:
-            assert extension_with(setting).__name__ == f"landmark.extensions.{name}"
-    with pytest.raises(UserError, match="model.colour: there is no such setting"):
-        extension_with("model.colour")
-
-
 def files_of_the_core() -> list[Path]:
     return [path for path in PACKAGE.rglob("*.py") if "extensions" not in path.parts[len(PACKAGE.parts) :]]
 
 
-def test_the_core_names_no_extension_and_these_import_public_names_only():
+def test_the_core_names_no_extension_these_import_public_names_only_and_a_setting_is_of_one():
     for path in files_of_the_core():
         assert not [name for name in NAMES if f"extensions.{name}" in path.read_text(encoding="utf-8")], path
     for path in (PACKAGE / "extensions").rglob("*.py"):
@@ -116,3 +106,10 @@ def test_the_core_names_no_extension_and_these_import_public_names_only():
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("landmark"):
                 private = [alias.name for alias in node.names if alias.name.startswith("_")]
                 assert not private, f"{path}: {private}"
+    every = [setting for name in NAMES for setting in SETTINGS[name]]
+    assert sorted(every) == sorted(set(every))
+    for name in NAMES:
+        for setting in SETTINGS[name]:
+            assert extension_with(setting).__name__ == f"landmark.extensions.{name}"
+    with pytest.raises(UserError, match="model.colour: there is no such setting"):
+        extension_with("model.colour")

@@ -33,16 +33,6 @@ def test_sampling_gives_several_answers_and_no_landmark_is_returned_streamed_or_
     assert not bool((found == llama.landmarks.token).any())
 
 
-@torch.no_grad()
-def test_a_prompt_takes_no_more_memory_than_its_blocks(llama):
-    """Beside a plain model's cache, of one key and one value a token, there is a landmark's key for each block."""
-    per_key = 3 * 2 * 16 * 4  # layers, heads of keys, channels, bytes
-    for memory, blocks in ((llama.new_memory(), 60 // BLOCK), (llama.new_memory(max_blocks=3), 3)):
-        llama(torch.randint(0, 256, (1, 60)), past_key_values=memory)
-        assert memory.stats["blocks_kept"] == blocks
-        assert memory.stats["bytes_kept"] == blocks * (2 * BLOCK + 1) * per_key
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @torch.no_grad()
 def test_the_score_of_a_beam_is_that_of_its_text(family, ids, tokenizer):
@@ -89,7 +79,7 @@ def test_generates_without_a_memory_on_request(wrapped, ids):
 
 
 @torch.no_grad()
-def test_hidden_states_and_tuples_are_those_of_the_text(llama, ids):
+def test_hidden_states_and_tuples_are_those_of_the_text_which_takes_no_more_memory_than_its_blocks(llama, ids):
     memory, places = llama.new_memory(), torch.arange(30).expand(2, -1)
     found = llama(ids, past_key_values=memory, position_ids=places, output_hidden_states=True)
     llama(ids[:, :4], past_key_values=memory, position_ids=places[:, :4] + 30)  # the text's own positions may be given
@@ -103,6 +93,12 @@ def test_hidden_states_and_tuples_are_those_of_the_text(llama, ids):
     assert all(torch.equal(a, b) for a, b in zip(states, found.hidden_states, strict=True))
     window, _ = insert_landmarks(ids, 0, BLOCK, llama.landmarks.token)
     assert isinstance(llama(window, phase=torch.zeros(2, dtype=torch.int64), return_dict=False), tuple)
+    # Beside a plain model's cache, of one key and one value a token, there is a landmark's key for each block.
+    per_key = 3 * 2 * 16 * 4  # layers, heads of keys, channels, bytes
+    for memory, blocks in ((llama.new_memory(), 60 // BLOCK), (llama.new_memory(max_blocks=3), 3)):
+        llama(torch.randint(0, 256, (1, 60)), past_key_values=memory)
+        assert memory.stats["blocks_kept"] == blocks
+        assert memory.stats["bytes_kept"] == blocks * (2 * BLOCK + 1) * per_key
 
 
 @torch.no_grad()

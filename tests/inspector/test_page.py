@@ -93,7 +93,7 @@ def inspect(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_command_writes_a_page(inspect, tmp_path):
+def test_a_command_writes_a_page_whose_file_and_prompt_are_one_text(inspect, tmp_path, monkeypatch):
     said = inspect("task=inspect", "run=DIR", "tokenizer=bytes", "prompt_file=book.txt")
     path = Path("outputs/inspect/book-DIR.html")
     tokens = len(LONG.encode())
@@ -101,9 +101,6 @@ def test_a_command_writes_a_page(inspect, tmp_path):
     content, _ = data_of(path.read_text(encoding="utf-8"), trace_retrieval(model_of(), TOKENIZER.encode(LONG)))
     assert "".join(content["tokens"]) == LONG
     assert [each.name for each in path.parent.iterdir()] == [path.name], "no temporary file is left"
-
-
-def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", io.StringIO(LONG[:200]))
     words = ["task=inspect", "run=DIR", "tokenizer=bytes", "prompt_file=-", f"output={tmp_path / 'a'}"]
     said = inspect(*words, f"prompt='{LONG[200:250].replace(chr(10), ' ')}'", "eval.local=50", "memory.blocks=9")

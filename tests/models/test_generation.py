@@ -108,7 +108,7 @@ def test_stop_tokens_end_a_text_and_streaming_gives_the_same_tokens_as_they_come
     assert next(model.stream(prompts, 9)) == [text[0] for text in whole]
 
 
-def test_draws_do_not_depend_on_the_other_prompts():
+def test_draws_do_not_depend_on_the_other_prompts_and_have_the_frequencies_of_the_settings():
     torch.manual_seed(0)
     model, prompts = MODELS[False], prompts_of(30, 17, 30)
     settings = {"sampling": Sampling(temperature=1.5, seed=3)}
@@ -119,15 +119,6 @@ def test_draws_do_not_depend_on_the_other_prompts():
     assert together != model.generate(prompts, 12, sampling=Sampling(temperature=1.5, seed=4))
     same = model.generate([prompts[0], prompts[0]], 12, **settings)
     assert same[0] != same[1], "each prompt draws for itself"
-
-
-def frequencies(logits, sampling, count=2500):
-    generator = sampling.generator(0)
-    drawn = torch.tensor([sampling.draw(torch.tensor(logits), generator) for _ in range(count)])
-    return torch.bincount(drawn, minlength=len(logits)) / count
-
-
-def test_frequencies_of_drawn_tokens():
     logits = [0.0, 2.0, 1.0, -1.0, 1.5]
     expected = (torch.tensor(logits) / 0.7).softmax(0)
     assert torch.allclose(frequencies(logits, Sampling(0.7)), expected, atol=0.03)
@@ -138,6 +129,12 @@ def test_frequencies_of_drawn_tokens():
     assert torch.allclose(frequencies(logits, Sampling(0.7, top_p=just)), two / two.sum(), atol=0.03)
     assert frequencies(logits, Sampling(0.7, top_p=0.01))[1] == 1
     assert frequencies(logits, Sampling(0.0))[1] == 1
+
+
+def frequencies(logits, sampling, count=2500):
+    generator = sampling.generator(0)
+    drawn = torch.tensor([sampling.draw(torch.tensor(logits), generator) for _ in range(count)])
+    return torch.bincount(drawn, minlength=len(logits)) / count
 
 
 def test_the_landmark_is_never_generated():

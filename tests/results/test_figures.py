@@ -281,16 +281,15 @@ def test_the_row_of_the_same_length_that_retrieves_recent_blocks_stands_beside(r
     assert titles(build("t", by_chance))[0] == [MAP + "random_400", MAP + "recent_400"]
 
 
-def test_a_map_of_queries_says_so_and_an_unknown_share_is_left_out(record):
-    rows = {"a_400": record("a_400", best=1.0, share_of="queries", found=None)}
-    ((shown,), _) = panels(build("t", rows))
-    assert "blocks a token retrieves" in shown.chart.to_json()
-    assert "%" not in shown.note
-
-
-def test_rows_without_the_probe_show_their_perplexity_below(record, make_record, configure):
+def test_a_map_of_queries_says_so_without_an_unknown_share_and_rows_without_the_probe_are_below(
+    record, make_record, configure
+):
     books = {name: [make_record(configure("model=landmark"), name, 4.5)] for name in ("books_512", "more_512")}
     mixed = {"a_400": record("a_400", best=0.6)} | books
     assert titles(build("t", mixed)) == [[MAP + "a_400"], [LOSS], ["Perplexity", "Perplexity against books_512"]]
     of_lines = build("t", mixed, figure="lines")
     assert titles(of_lines) == [[LOSS], ["Perplexity", "Difference at the same length"]]
+    rows = {"a_400": record("a_400", best=1.0, share_of="queries", found=None)}
+    ((shown,), _) = panels(build("t", rows))
+    assert "blocks a token retrieves" in shown.chart.to_json()
+    assert "%" not in shown.note

@@ -225,6 +225,7 @@ class TestRecord:
         work.edit(path, labels={"row": row})
         done = here(f"output={work.output}", "task=status")
         assert f"{path.name}: labels: row is {row!r}, no line of plain text" in done.out
+        assert "no line of plain text" in here(f"output={work.output}", "task=report").err
 
     def made(self, work):
         work("+experiment=quickstart", "data=pg19", "row=plain_512")

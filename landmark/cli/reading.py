@@ -65,9 +65,8 @@ def _summary(statistics: "GenerationStatistics") -> str:
         each = statistics.seconds_generating / (statistics.tokens_generated - 1)
         parts.append(f"{statistics.tokens_generated:,} generated, {1e3 * each:.1f} ms each")
     if "blocks_kept" in statistics.memory:
-        kept, on_device = (statistics.memory[f"{name}bytes_kept"] / 1e6 for name in ("", "device_"))
-        blocks = statistics.memory["blocks_kept"]
-        parts.append(f"memory of {blocks:,} blocks, {kept:,.1f} MB, {on_device:,.1f} on the device")
+        blocks, kept = statistics.memory["blocks_kept"], statistics.memory["bytes_kept"] / 1e6
+        parts.append(f"memory of {blocks:,} blocks, {kept:,.1f} MB")
     return "; ".join(parts)
 
 

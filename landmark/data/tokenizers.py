@@ -75,6 +75,10 @@ class Tokenizer:
         """The bytes of ids, with `special` for each special or unused id."""
         return b"".join([self.piece(token) or special for token in np.asarray(ids).tolist()])
 
+    def written(self, ids: Sequence[int]) -> bytes:
+        """The bytes of generated ids."""
+        return self.decode_bytes(ids)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids, without special ids; a character that is cut at an end becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
@@ -165,6 +169,8 @@ class PretrainedTokenizer(Tokenizer):
         size = max(vocabulary.values()) + 1  # more than len(inner) where ids are left out
         super().__init__("pretrained", inner.eos_token_id, vocabulary[LANDMARK], size)
         self._pieces = dict.fromkeys({*inner.all_special_ids, *inner.added_tokens_decoder}, b"")
+        added = inner.added_tokens_decoder.items()
+        self._added = {token: each.content.encode() for token, each in added if not each.special}
 
     def described(self) -> dict[str, str]:
         """Takes seconds for a large vocabulary."""
@@ -191,6 +197,10 @@ class PretrainedTokenizer(Tokenizer):
                 piece = text.replace("▁", " ").encode()
             self._pieces[token] = piece
         return self._pieces[token]
+
+    def written(self, ids: Sequence[int]) -> bytes:
+        """As in `Tokenizer`: also of added tokens, as Gemma's line ends, which recorded bits per byte do not count."""
+        return b"".join([self._added.get(token) or self.piece(token) for token in ids])
 
     @property
     def beginning(self) -> list[int]:

@@ -85,7 +85,7 @@ def generate_text(
         steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
         for tokens in steps:
             statistics.count_token()
-            new = tokenizer.decode_bytes([token for token in tokens if token is not None])
+            new = tokenizer.written([token for token in tokens if token is not None])
             yield separation.more(characters.decode(new))
         yield separation.more(characters.decode(b"", final=True), whole=True)
     else:

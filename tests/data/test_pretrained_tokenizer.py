@@ -43,6 +43,16 @@ def test_text_comes_back_whole_and_special_tokens_in_it_are_text(make):
         assert [tokenizer.decode_bytes([id]) for id in tokenizer.encode("ab a")] == [b"ab", b" a"]
 
 
+def test_line_ends_that_are_added_tokens_are_written():
+    """As of Gemma; special tokens are not."""
+    inner = make_tokenizer()
+    inner.add_tokens(["\n\n"])
+    inner.add_tokens(["<turn>"], special_tokens=True)
+    ids = inner("a\n\nb<turn>")["input_ids"]
+    assert len(ids) == 4
+    assert PretrainedTokenizer(inner).written(ids) == b"a\n\nb"
+
+
 def test_evidence_is_found_where_the_tokenizer_changes_the_text():
     """It takes accents off, and puts a space in front."""
     tokenizer = of_pieces()

@@ -44,4 +44,4 @@ def all_pairs(
 
 def name_of(case: Mapping[str, Any]) -> str:
     """A readable id of a case for pytest."""
-    return "-".join(str(value).replace(" ", "") for value in case.values())
+    return "-".join(str(getattr(value, "__name__", value)).replace(" ", "") for value in case.values())

@@ -183,9 +183,9 @@ def show_report(command: Command) -> None:
 def _nothing(command: Command, contents: Contents, launches: Sequence[Launch]) -> str:
     """A message: of what there are no records, and of what there are some."""
     place, known = command.runner.output, [each for each in launches if each.found(contents)]
-    if not known:
+    if not known and not contents.rows:
         return "; ".join([f"{place}: there are no records to report", *contents.damaged[:1]])
-    some = "; ".join(f"{each.config.name} ({each.settings})" for each in known)
+    some = "; ".join(f"{each.config.name} ({each.settings})" for each in known) or "other rows"
     made = f"`{command.suggest()}` makes them"
     return f"{place}: {command.config.name} has no records with these settings, {made}; there are some of {some}"
 

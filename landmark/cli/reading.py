@@ -37,7 +37,11 @@ def generate(command: Command) -> None:
     with ProgressBar("reading") as progress:
         pieces = generate_text(model, tokenizer, config, statistics, progress)
         first = next(pieces, ("", ""))
+    reasons = False
     for reasoning, text in chain([first], pieces):
+        if reasons and not reasoning:
+            print(file=sys.stderr)
+        reasons = bool(reasoning)
         print(reasoning, end="", file=sys.stderr, flush=True)
         print(text, end="", flush=True)
     if config.generate.tokens:

@@ -101,7 +101,7 @@ def said(error: Exception) -> str | None:
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in PLACE and frames[-1].name in ("mkdir", "makedirs"):  # others of its kind are bugs
         return f"{where}{error.strerror}: no folder can be made there, name another output= or data.cache="
-    if error.errno in WAY:  # what is on the disk, not this program, has put it there
+    if error.errno in WAY and error.filename:  # what is on the disk, not this program, has put it there
         return f"{error.filename2 or error.filename}: {error.strerror}: move it away, or name another output="
     if error.errno in STORAGE:
         hint = "make it readable and writable" if isinstance(error, PermissionError) else "make room"

@@ -112,7 +112,7 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
         remember_verified(folder)
         write_json(folder / MANIFEST, sealed(manifest))
     except BaseException:
-        for name in (*(f"{split}.bin" for split in SPLITS), VERIFIED):
+        for name in (MANIFEST, *(f"{split}.bin" for split in SPLITS), VERIFIED):
             (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # where others keep files in it
             folder.rmdir()

@@ -206,7 +206,7 @@ class LandmarkLM(TemplateLM):
         for step in self.model.stream(contexts, options["max_gen_toks"], sampling=_sampling(options), **settings):
             for text, token in zip(ids, step, strict=True):
                 text += [] if token is None else [token]
-            texts = [self._text.decode(text) for text in ids]
+            texts = [self._text.written(text).decode("utf-8", "replace") for text in ids]
             if all(any(end in text for end in until) for text in texts):
                 break
         return [postprocess_generated_text(text, until, None) for text in texts]

@@ -59,7 +59,7 @@ def _settings(model: LanguageModel, config: Config, run: str, tokens: np.ndarray
         "blocks of": model.config.block_size,
         "chunks of": config.eval.local or DEFAULT_CHUNK,
         "k": memory.k,
-        **{name.replace("_", " "): value for name, value in memory.saved().items()},
+        **{name.replace("_", " "): value for name, value in memory.saved().items() if name not in ("tier", "folder")},
     }
 
 

@@ -128,10 +128,11 @@ class Memories:
     def check_room(self, key: str, name: str, more: int) -> None:
         """Raise UserError for a name that cannot be, and Full where no document of so many bytes fits."""
         folder = self._folder(key, name)
-        others = sum(1 for each in self._sizes if each.parent == folder.parent)
-        if folder not in self._sizes and others >= self._settings.documents:
+        sizes = dict(self._sizes)  # whole, as another thread may write
+        others = sum(1 for each in sizes if each.parent == folder.parent)
+        if folder not in sizes and others >= self._settings.documents:
             raise Full(f"{others} documents: this server keeps no more; delete one")
-        used = sum(self._sizes.values())
+        used = sum(sizes.values())
         if used + more > self._settings.disk:
             raise Full(f"{used:,} bytes of documents: there is no room for {more:,} more; delete some")
 

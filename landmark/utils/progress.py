@@ -1,7 +1,7 @@
 """A progress bar for evaluations."""
 
 import math
-import shutil
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,8 +12,11 @@ from landmark.utils.errors import OutOfTime
 
 def terminal_size() -> dict[str, Any]:
     """For tqdm, which shows nothing on a terminal that says it has no rows, as a new pseudo-terminal does."""
-    columns, rows = shutil.get_terminal_size()
-    return {"ncols": columns, "nrows": rows}
+    try:
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):  # no terminal
+        return {}
+    return {"dynamic_ncols": True} if columns and rows else {"ncols": columns or 80, "nrows": rows or 24}
 
 
 class ProgressBar:

@@ -41,6 +41,8 @@ def paired_difference(a: Segments, b: Segments) -> Difference | None:
     (starts, stops), (other_starts, other_stops) = _ends(a), _ends(b)
     if (starts - stops, stops - starts) != (other_starts - other_stops, other_stops - other_starts):
         return None  # segments that touch cover one range
+    if not starts:
+        return None
     edges = sorted((starts | stops) & (other_starts | other_stops))
     (tokens, nats), (_, others) = _summed(a, edges), _summed(b, edges)
     rows = np.stack([edges, tokens, nats - others], 1)[tokens > 0]

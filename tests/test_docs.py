@@ -78,11 +78,16 @@ def small(words: list[str]) -> list[str]:
     return [program, *given, *less, *few, *(["data.path=books"] if from_hub else [])]
 
 
-COMMANDS = [
+OF_PAGES = [
     (page, words)
     for page in [README, *PAGES]
     for words in bash_commands(page)
     if not any(word.startswith(CLUSTER) for word in words)
+]
+COMMANDS = [  # each once, where two pages have it
+    (page, words)
+    for number, (page, words) in enumerate(OF_PAGES)
+    if words not in (others for _, others in OF_PAGES[:number])
 ]
 
 

@@ -137,9 +137,9 @@ def longest(cu_seqlens: Tensor) -> int:
 class AttentionInputs(NamedTuple):
     """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
 
-    q: (B, H, T, d). k, v: (B, H_kv, prefix + T, d); but for "triton" with H_kv = H. extra: (B, H, T), scores of a
-    context miss token, in nats; None: there is none. phase: (samples,), int32 or int64. controlled:
-    (samples, blocks), bool, landmarks that share the weight of that place; None exactly where `extra` is None.
+    q: (B, H, T, d). k, v: (B, H_kv, prefix + T, d); H_kv = H but with "triton". extra: (B, H, T), scores of a context
+    miss token, in nats; None: there is none. phase: (samples,), int32 or int64. controlled: (samples, blocks), bool,
+    landmarks that share the weight of that token; None exactly where `extra` is None.
     cu_seqlens: (samples + 1,), of packed samples; None: each element of the batch is one. softcap, top_k: not for
     "triton".
     """

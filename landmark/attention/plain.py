@@ -2,12 +2,10 @@
 
 Attention with a log-sum-exp uses PyTorch's own kernels: flash attention on the CPU, and on GPUs in half precision,
 the memory-efficient kernel on GPUs in float32. On another device, or for what they lack, it computes the same with
-explicit weights, and warns once. These functions have no gradients,
-`causal_attention` has.
+explicit weights, and warns once. It has no gradients, `causal_attention` has.
 """
 
 import functools
-import math
 import warnings
 from contextlib import nullcontext
 
@@ -98,11 +96,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0) -> Ten
     if prefix == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     q, k, v = as_autocast(q, k, v)
-    with without_autocast(q):  # kernels of GPUs know this mask without reading it; a CPU would make and read it
-        if q.device.type == "cpu" and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
-            scale = 1 / math.sqrt(q.shape[-1])
-            before = attention_forward(q, k[:, :, :prefix], v[:, :, :prefix], scale=scale)
-            return merged(before, attention_forward(q, k[:, :, prefix:], v[:, :, prefix:], scale=scale, causal=True))[0]
+    with without_autocast(q):  # kernels of GPUs know this mask without reading it
         return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.shape[2], k.shape[2]))
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -221,17 +220,22 @@ class LandmarkCache(Cache):
                 layer.keys, layer.values = content
                 layer.cumulative_length = int(tensors[f"{number}.length"])
 
-    def fits(self, model: Any, is_token: bool = False) -> bool:
-        """Whether the memory is this model's, and weights and adapters have not changed since it began. is_token: one
-        token goes on, for which weights are not compared: that takes a millisecond.
+    def fits(self, model: Any, state: int) -> bool:
+        """Whether the memory is this model's, and its weights and adapters are those with which it began. state: their
+        `weights_state`.
         """
-        return self._model() is model and (is_token or self._state in (None, weights_state(model)))
+        return self._model() is model and self._state in (None, state)
 
     def check_model(self, model: Any, is_token: bool = False) -> None:
-        """Raise UserError where `fits` is False."""
-        if self._state is None:
-            self._state = weights_state(model)
-        if not self.fits(model, is_token):
+        """Raise UserError where the memory does not fit. is_token: one token goes on, for which weights are not
+        compared: that takes a millisecond.
+        """
+        if self._state is None or not is_token:
+            state = weights_state(model)
+            self._state = state if self._state is None else self._state
+        else:
+            state = self._state
+        if not self.fits(model, state):
             raise UserError(
                 "past_key_values: the memory is of another model, or the weights or the adapter have changed since it "
                 "began: make one with model.new_memory()"
@@ -393,14 +397,14 @@ class LandmarkCache(Cache):
         )
 
 
-def saved_windows(folder: Path) -> dict[str, Tensor]:
+def saved_windows(folder: Path, ids_alone: bool = False) -> dict[str, Tensor]:
     """A saved memory's ids, IDS (B, n), and windows of sliding layers. Raises UserError where it is damaged."""
     try:
-        with open_written(folder / WINDOWS) as file:
-            if IDS not in (tensors := load_tensors(file.read())):
-                raise KeyError(IDS)
-        return tensors
-    except (OSError, SafetensorError, UserError, KeyError) as error:
+        open_written(folder / WINDOWS).close()
+        with safe_open(folder / WINDOWS, "pt") as tensors:  # a map of the file: what is not used is not read
+            names = {IDS} if ids_alone else {IDS, *tensors.keys()}
+            return {name: tensors.get_tensor(name) for name in names}
+    except (OSError, SafetensorError, UserError, RuntimeError) as error:  # RuntimeError: it is deleted
         raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
 
 

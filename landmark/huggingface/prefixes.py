@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.utils.weights import weights_state
 
 BYTES = 4 << 30
 
@@ -82,8 +83,10 @@ class PrefixCache:
     def _best(self, wanted: Tensor, owner: str) -> tuple[int, _Kept | None, Any]:
         """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
         best: tuple[int, _Kept | None, Any] = (0, None, None)
+        model = getattr(self.model, "get_base_model", lambda: self.model)()  # of PEFT
+        state = weights_state(model)
         for kept in self._kept:
-            if kept.owner != owner or not kept.cache.fits(self.model):
+            if kept.owner != owner or not kept.cache.fits(model, state):
                 continue
             shared, read = kept.shared(wanted), kept.cache.get_seq_length()
             if shared == read and not kept.in_use and read > best[0]:

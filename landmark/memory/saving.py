@@ -139,7 +139,7 @@ def load(
                 batch, heads, _, dim = summaries["landmarks"].shape
                 like = parts["pending_keys"].new_empty(batch, heads, 0, content["block_size"], dim)
                 _fill(layer.store, counts, inside(folder, _blocks(number)), summaries, like)
-    except UserError:
+    except (UserError, torch.OutOfMemoryError):
         raise
     except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:  # RuntimeError: it is deleted
         raise UserError(f"{folder / TENSORS} is missing or damaged ({in_one_line(error)}): {REMEDY}") from error
@@ -233,6 +233,6 @@ def _fill(
             step = max(1, PIECE // row_bytes)
             for start in range(rows.start, rows.stop, step):
                 count = min(step, rows.stop - start)
-                piece = torch.frombuffer(bytearray(file.read(count * row_bytes)), dtype=like.dtype).to(like.device)
+                piece = torch.frombuffer(bytearray(file.read(count * row_bytes)), dtype=like.dtype)
                 piece = piece.view(count, batch, heads, 2, block_size, dim).permute(3, 1, 2, 0, 4, 5)
                 store.blocks.write(start, *piece)

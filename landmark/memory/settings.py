@@ -1,4 +1,4 @@
-"""The settings of a memory, as one frozen dataclass; construction.py makes the objects that they stand for.
+"""The settings of a memory, as one frozen dataclass; `landmark.memory.memory` makes what they stand for.
 
 Hydra's groups, `model.new_memory(…)`, `wrap(memory=…)`, saved models, checks, identities and the table in
 docs/settings.md are made from its fields: a new setting is a field, and the code that uses it. Loads no torch.

@@ -77,7 +77,7 @@ Moves = Callable[[Tensor, Tensor], Tensor]
 
 
 class Text(NamedTuple):
-    """The cache of a text, with room up to the end of its last group, and zeros behind its end.
+    """The cache of a text, with room up to the end of its last group, and zeros as keys and values behind its end.
 
     moves: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
     places before the window (Section 3.2.1). None: they are read where they stand.

@@ -282,6 +282,8 @@ class SummaryMemory:
                     keys, values = (x.to(device_of(device, number)) for x in saved)
                     state = layers[number] = _Layer(len(keys), keys, self.block_size, self._tier, self._folder)
                     state.write(0, keys.flatten(0, 1), values.flatten(0, 1), self._rounded(keys.shape[2]), 0)
+        except torch.OutOfMemoryError:
+            raise
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             raise UserError(f"{folder / TENSORS} is damaged ({error}): {REMEDY}") from error
         if any(state.written != content["position"] for state in layers.values()):

@@ -124,7 +124,9 @@ def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple
         if folder is None:
             config = _config_of_family(str(family), shape)
         else:
-            config = AutoConfig.for_model(**read_json(folder / "config.json", {"model_type": str}))
+            config = AutoConfig.for_model(
+                **read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
+            )
         model = AutoModelForCausalLM.from_config(config)
         ends = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
         total = sum(parameter.numel() for parameter in model.parameters())

@@ -91,7 +91,7 @@ class Memories:
         """The ids of a document. Raises Missing where there is none, Failed where it is damaged."""
         from landmark.huggingface.landmark_cache import IDS, saved_windows
 
-        return self._read(key, name, lambda folder: saved_windows(folder)[IDS][0].tolist())
+        return self._read(key, name, lambda folder: saved_windows(folder, ids_alone=True)[IDS][0].tolist())
 
     def memory(self, key: str, name: str) -> LandmarkCache:
         """The memory that has read a document. Raises as `ids`."""

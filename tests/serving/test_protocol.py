@@ -197,10 +197,13 @@ def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_pa
         return forward(self, *given, **named)
 
     monkeypatch.setattr(type(model), "forward", slow)
-    body = {"text": "A heron. " * 300} if path == "documents" else {"prompt": "A"}
+    bodies = {
+        "documents": {"text": "A heron. " * 300},
+        "completions": {"prompt": "A", "max_tokens": 1000, "temperature": 0},  # a drawn token might end it
+    }
     with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
         with pytest.raises(httpx.ReadTimeout):
-            running.http().post(f"/{path}", json=body, timeout=httpx.Timeout(60, read=0.5))
+            running.http().post(f"/{path}", json=bodies[path], timeout=httpx.Timeout(60, read=0.5))
         until, before = time.monotonic() + 30, 0
         while len(calls) != before:
             assert time.monotonic() < until, "it goes on"

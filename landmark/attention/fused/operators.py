@@ -1,9 +1,9 @@
 """Landmark attention by Triton kernels, as operators that `torch.compile` and autograd know.
 
-The kernels are in kernels.py. Under `torch.use_deterministic_algorithms(True)`, with a context miss
-token, and where its tiles do not fit, a pair of kernels computes the gradients, the same numbers every time; otherwise
-one kernel, which adds the gradient of the queries up in any order. The kernels read on the device where blocks begin,
-so that Python does not wait for the device. Fewer key/value heads than query heads need no copies.
+The kernels are in kernels.py. Under `torch.use_deterministic_algorithms(True)`, with a context miss token, and where
+tiles do not fit, a pair of kernels computes the gradients, the same numbers every time; otherwise one kernel, which
+adds the gradient of the queries up in any order. The kernels read on the device where blocks begin, so that Python
+does not wait for the device. Fewer key/value heads than query heads need no copies.
 """
 
 # Kernels get their compile-time constants by name, and plain numbers for them.

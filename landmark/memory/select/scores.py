@@ -1,7 +1,7 @@
 """Scores of queries and blocks, and the blocks with the highest (paper, Sections 3.2 and 4.1).
 
 1. Score every query against the summary of every block, a landmark's key or a mean key, both at their positions of
-   scoring (positions.py).
+   scoring (`landmark.memory.layer`).
 2. Where queries or heads choose together, take the softmax of each one's scores over the blocks, and of these
    probabilities the maximum.
 3. Choose the k blocks with the highest scores; among equal scores the newer ones.

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.models import LanguageModel
 
-# Tokens of the chunks of a batch, without a setting of the batch size, and their logits: on a CPU, and on a GPU, which
-# waits for launches.
-AT_ONCE = {True: (1 << 12, 1 << 28), False: (1 << 15, 1 << 30)}
+# Most tokens of the chunks of a batch, and logits of these, without a setting of its size. A GPU waits for launches.
+CPU_AT_ONCE, GPU_AT_ONCE = (1 << 12, 1 << 28), (1 << 15, 1 << 30)
 Progress = Callable[[int, int], None]
 
 
@@ -39,9 +38,8 @@ class Measurement:
         settings = config.eval
         self.local = chunk_length(model.config, settings.length, settings.local, kept_tokens(config))
         self.device = next(model.parameters()).device
-        tokens, logits = AT_ONCE[self.device.type == "cpu"]
-        tokens = min(tokens, logits // model.config.vocab_size)
-        self.batch_size = settings.batch_size or max(1, tokens // self.local)
+        tokens, logits = CPU_AT_ONCE if self.device.type == "cpu" else GPU_AT_ONCE
+        self.batch_size = settings.batch_size or max(1, min(tokens, logits // model.config.vocab_size) // self.local)
         self.done = 0
         self._model, self._config, self._progress = model, config, progress
         self._counters: dict[str, Any] = {}

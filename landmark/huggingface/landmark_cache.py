@@ -230,11 +230,9 @@ class LandmarkCache(Cache):
         """Raise UserError where the memory does not fit. is_token: one token goes on, for which weights are not
         compared: that takes a millisecond.
         """
-        if self._state is None or not is_token:
-            state = weights_state(model)
-            self._state = state if self._state is None else self._state
-        else:
-            state = self._state
+        state = self._state if is_token and self._state is not None else weights_state(model)
+        if self._state is None:
+            self._state = state
         if not self.fits(model, state):
             raise UserError(
                 "past_key_values: the memory is of another model, or the weights or the adapter have changed since it "

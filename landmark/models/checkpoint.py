@@ -150,8 +150,9 @@ def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageM
 
         return load_pretrained(folder, expected, getattr(torch, dtype))
     hashes = read_hashes(folder, (CONFIG, WEIGHTS))
+    stored = read_json(folder / CONFIG)
     try:
-        config = DecoderConfig.from_flat(read_json(folder / CONFIG))
+        config = DecoderConfig.from_flat(stored)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from error
     except (AttributeError, TypeError) as error:  # it is no mapping; or a number is missing, or is none

@@ -15,6 +15,7 @@ from landmark.cli.command import Command
 from landmark.config import Config
 from landmark.experiment.jobs import folder_of
 from landmark.experiment.runner import load_trained
+from landmark.utils.chats import Separation
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar
@@ -135,7 +136,8 @@ class Conversation:
         answering = self._answering
         self._messages.append({"role": "user", "content": question})
         ids = [*self._before, *answering.chats.ids(self._messages, not self._before, **(self._settings.template or {}))]
-        answer, generator = Answer(opened=answering.chats.opens_reasoning(ids)), torch.Generator()
+        answer = Answer(Separation(answering.chats, answering.chats.opens_reasoning(ids)))
+        generator = torch.Generator()
         with _interruptible() as gone, answering.prefixes.using(ids) as self._cache:
             try:
                 for piece in answering.answers(ids, self._cache, [answer], self._sampling, generator, gone):
@@ -144,7 +146,7 @@ class Conversation:
             except Gone:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
-        self._messages.append({"role": "assistant", "content": answer.text})
+        self._messages.append({"role": "assistant", "content": answer.said.text})
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

@@ -81,13 +81,13 @@ def generate_text(
             memory.save(config.memory.save)
     if parts and settings.tokens:
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, config.seed)
-        characters = codecs.getincrementaldecoder("utf-8")("replace")
+        characters, answer = codecs.getincrementaldecoder("utf-8")("replace"), ""
         steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
         for tokens in steps:
             statistics.count_token()
-            new = tokenizer.written([token for token in tokens if token is not None])
-            yield separation.more(characters.decode(new))
-        yield separation.more(characters.decode(b"", final=True), whole=True)
+            answer += characters.decode(tokenizer.written([token for token in tokens if token is not None]))
+            yield separation.more(answer)
+        yield separation.more(answer + characters.decode(b"", final=True), whole=True)
     else:
         if parts:
             model.generate(parts, 0, **reading)

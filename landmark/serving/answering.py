@@ -21,6 +21,7 @@ from transformers import (
 from landmark.huggingface import Chats, PrefixCache
 from landmark.huggingface.families import head_dim, landmark_layers, text_config
 from landmark.huggingface.prefixes import BYTES
+from landmark.utils.chats import Separation
 from landmark.utils.constants import LEAST_TEMPERATURE
 from landmark.utils.errors import UserError
 
@@ -80,14 +81,12 @@ class Token:
 
 @dataclass
 class Answer:
-    """An answer while it is made. tokens: ids so far. opened: whether the prompt has begun the reasoning; None: it
-    stays in the text. finish: "stop" or "length"; None before the end.
+    """An answer while it is made. said: its reasoning and its text. tokens: ids so far. finish: "stop" or "length";
+    None before the end.
     """
 
+    said: Separation = field(default_factory=Separation)
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    reasoning: str = ""
-    opened: bool | None = None
     finish: str | None = None
 
 
@@ -209,17 +208,13 @@ class Answering:
         logprobs = logits.log_softmax(-1)
         best = logprobs.topk(sampling.probable)
         others = zip(map(self._text_of, best.indices.tolist()), best.values.tolist(), strict=True)
-        start = len(answer.reasoning) + len(answer.text)
+        start = len(answer.said.reasoning) + len(answer.said.text)
         return [Token(self._text_of(token), float(logprobs[token]), list(others), start)]
 
     def _piece(self, answer: Answer, text: str, tokens: list[Token], index: int) -> Piece:
         """What is new in the text so far; the answer gets it too."""
-        reasoning, content = "", text
-        if answer.opened is not None:
-            reasoning, content = self.chats.parts(text, answer.opened, answer.finish is not None)
-        new = content[len(answer.text) :], reasoning[len(answer.reasoning) :]
-        answer.text, answer.reasoning = content, reasoning
-        return Piece(index, *new, tokens, answer.finish)
+        reasoning, content = answer.said.more(text, answer.finish is not None)
+        return Piece(index, content, reasoning, tokens, answer.finish)
 
     def _text_of(self, token: int) -> str:
         """The text of a token, or its id where it is only some bytes of a character."""

@@ -23,6 +23,7 @@ from landmark.serving import responses
 from landmark.serving.answering import Answer, Answering, Gone, Piece, Sampling
 from landmark.serving.memories import Failed, Full, Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion, Document
+from landmark.utils.chats import Separation
 from landmark.utils.errors import UserError
 
 OPEN = "/health", "/docs", "/openapi.json"  # for everybody
@@ -58,8 +59,10 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         is_chat = isinstance(asked, Chat)
         document = [] if asked.document is None else memories.ids(client, asked.document)
         prompts = [[*document, *prompt] for prompt in _prompts(asked, not document)]
-        opened = [answering.chats.opens_reasoning(ids) if is_chat else None for ids in prompts]
-        answers = [Answer(opened=each) for each in opened for _ in range(asked.n)]
+        chats, answers = answering.chats, list[Answer]()
+        for ids in prompts:
+            opened = is_chat and chats.opens_reasoning(ids)
+            answers += [Answer(Separation(chats if is_chat else None, opened)) for _ in range(asked.n)]
         counts: list[tuple[int, int]] = []
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",

@@ -35,8 +35,8 @@ class Response:
             tokens[piece.index] += piece.tokens
         choices = []
         for number, answer in enumerate(self.answers):
-            message = {**_message(answer.text, answer.reasoning), "refusal": None}
-            said = {"message": message} if self.is_chat else {"text": answer.text}
+            message = {**_message(answer.said.text, answer.said.reasoning), "refusal": None}
+            said = {"message": message} if self.is_chat else {"text": answer.said.text}
             choices.append(self._choice(number, answer.finish, tokens[number]) | said)
         name = "chat.completion" if self.is_chat else "text_completion"
         return {**self.head, "object": name, "choices": choices, "usage": self.usage()}

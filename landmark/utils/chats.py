@@ -88,21 +88,20 @@ class Chats:
 
 
 class Separation:
-    """Takes the reasoning out of an answer that comes piece by piece. chats, opened: as of `Chats.parts`; None: there
-    is no reasoning.
+    """The reasoning of an answer that comes piece by piece, and the text that follows it, so far. chats, opened: as of
+    `Chats.parts`; None: reasoning stays in the text.
     """
 
     def __init__(self, chats: Chats | None = None, opened: bool = False):
         self._chats, self._opened = chats, opened
-        self._text, self._given = "", ("", "")
+        self.reasoning = self.text = ""
 
-    def more(self, piece: str, whole: bool = False) -> tuple[str, str]:
-        """What is new of the reasoning, and of the rest. whole: the answer ends with this piece."""
-        self._text += piece
-        before, self._given = self._given, ("", self._text)
-        if self._chats is not None:
-            self._given = self._chats.parts(self._text, self._opened, whole)
-        return self._given[0][len(before[0]) :], self._given[1][len(before[1]) :]
+    def more(self, answer: str, whole: bool = False) -> tuple[str, str]:
+        """What is new of both. answer: all of it so far. whole: it has ended."""
+        before = len(self.reasoning), len(self.text)
+        parts = ("", answer) if self._chats is None else self._chats.parts(answer, self._opened, whole)
+        self.reasoning, self.text = parts
+        return self.reasoning[before[0] :], self.text[before[1] :]
 
 
 def _restored(text: str, stand_ins: Mapping[str, str]) -> str:

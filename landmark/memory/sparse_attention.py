@@ -80,13 +80,15 @@ class Text(NamedTuple):
     """The cache of a text, with room up to the end of its last group, and zeros as keys and values behind its end.
 
     moves: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
-    places before the window (Section 3.2.1). None: they are read where they stand.
+    places before the window (Section 3.2.1). None: they are read where they stand. placed: with `moves`, (C, blocks,
+    d), the means as `means_in_place` moves them.
     """
 
     keys: Tensor
     values: Tensor
     means: Tensor
     moves: Moves | None = None
+    placed: Tensor | None = None
 
 
 def read_all(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, Tensor]:
@@ -201,10 +203,10 @@ def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, ho
     exact = q.to(means.dtype)
     scores = (exact.flatten(1, 2) @ means.mT).unflatten(1, exact.shape[1:3])
     if text.moves is not None:  # older blocks than the last k are scored where k + 1 blocks before the window would be
+        assert text.placed is not None
         turned = text.moves(exact, -behind * how.block_size).flatten(1, 2)
-        means = text.moves(means[:, :, None], -(blocks + how.k + 1) * how.block_size)[:, :, 0]
         older = blocks < behind[:, None, None] - how.k
-        scores = torch.where(older, (turned @ means.mT).view(scores.shape), scores)
+        scores = torch.where(older, (turned @ text.placed[:, :count].mT).view(scores.shape), scores)
     shares = _shares(capped(scores, how.softcap), seen, asks).amax(2)
     shares[..., : how.first].fill_(torch.inf)
     best = highest(shares, seen, how.proposed or how.k)  # begins with the first blocks
@@ -221,6 +223,16 @@ def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, ho
         seen = None if seen is None else seen[..., how.first :]
         parts = first, best.gather(-1, highest(shares[..., how.first :], seen, how.k - how.first))
     return parts if text.moves is None else (torch.cat(parts, -1).sort(-1).values,)
+
+
+def means_in_place(means: Tensor, first: int, moves: Moves, how: Reading) -> Tensor:
+    """Means (C, n, d) of the blocks from number `first` on, as if each stood k + 1 blocks before the text's beginning.
+
+    A query that is moved back by the tokens before its window sees them k + 1 blocks before that. So they are moved
+    once, and not again for each query.
+    """
+    blocks = torch.arange(first, first + means.shape[1], device=means.device)
+    return moves(means[:, :, None], -(blocks + how.k + 1) * how.block_size)[:, :, 0]
 
 
 def _shares(scores: Tensor, seen: Tensor | None, asks: Tensor | None) -> Tensor:

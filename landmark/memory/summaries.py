@@ -22,7 +22,15 @@ from torch import Tensor
 from landmark.attention import Scoring, Sinks
 from landmark.memory.retrievals import Observer, Retrieval, Stored
 from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
-from landmark.memory.sparse_attention import Moves, Reading, Text, read_all, read_chosen, shares_of_blocks
+from landmark.memory.sparse_attention import (
+    Moves,
+    Reading,
+    Text,
+    means_in_place,
+    read_all,
+    read_chosen,
+    shares_of_blocks,
+)
 from landmark.memory.store.tiers import grown
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, write_atomic, write_json
@@ -177,7 +185,9 @@ class SummaryMemory:
             keys, values, means = (x.to(q.device, non_blocking=True) for x in stored[:3])
             stored = Text(keys, values, means)
         for first, stop, is_far, moves in self._parts(layer, start, length, how, q.device.type):
-            text, part = stored._replace(moves=moves), queries[:, :, first - start : stop - start]
+            text, part = stored, queries[:, :, first - start : stop - start]
+            if moves is not None:
+                text = stored._replace(moves=moves, placed=state.means_in_place(moves, how))
             out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:
@@ -328,6 +338,7 @@ class _Layer:
         self.means = torch.zeros(
             caches, 0, dim, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
         )
+        self._placed = self.means
         self.written = 0
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
@@ -366,6 +377,15 @@ class _Layer:
             self.means[:, first:last] = blocks.to(self.means.dtype).mean(2)
         self.written = end
 
+    def means_in_place(self, moves: Moves, how: Reading) -> Tensor:
+        """`landmark.memory.sparse_attention.means_in_place` of all complete blocks, each moved once."""
+        done, complete = self._placed.shape[1], self.written // self._block_size
+        if done < complete:
+            with torch.inference_mode(False):
+                new = means_in_place(self.means[:, done:complete], done, moves, how)
+                self._placed = torch.cat([self._placed, new], 1)
+        return self._placed
+
     def _grow(self, tokens: int) -> None:
         blocks = -(-tokens // self._block_size)
         for name in ("keys", "values"):
@@ -379,14 +399,14 @@ class _Layer:
         """Forget the tokens from this position on."""
         self.keys[:, position : self.written] = 0
         self.values[:, position : self.written] = 0
-        self.written = position
+        self.written, self._placed = position, self._placed[:, : position // self._block_size]
 
     def select(self, samples: Tensor) -> "_Layer":
         chosen = copy.copy(self)
         chosen.batch = len(samples)
-        for name in ("keys", "values", "means"):
+        for name in ("keys", "values", "means", "_placed"):
             x = getattr(self, name)
             rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)
-            on_disk = self._tier == "disk" and name != "means"
+            on_disk = self._tier == "disk" and name in ("keys", "values")
             setattr(chosen, name, self._new(rows.shape).copy_(rows) if on_disk else rows)
         return chosen

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landmark.attention import Scoring
-from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
+from landmark.memory.sparse_attention import Reading, Text, means_in_place, read_all, read_chosen, shares_of_blocks
 from landmark.memory.sparse_attention_kernels import read_tiles
 from landmark.memory.summaries import SummaryMemory, moved
 from tests.pairs import all_pairs, name_of
@@ -104,7 +104,8 @@ def by_hand(q, text, start, how):
 def test_queries_read_what_they_choose(shape):
     how = Reading(4, scale=0.4, **{name: shape[name] for name in SIZES})
     q, text, start = make(how, shape["place"])
-    text = text._replace(moves=shape["moves"])
+    if shape["moves"] is not None:
+        text = text._replace(moves=turned, placed=means_in_place(text.means, 0, turned, how))
     expected = by_hand(q, text, start, how)
     found = read_chosen(q, text, start, how)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
@@ -172,3 +173,20 @@ def test_operators_of_a_token(proposed, most):
                 memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], Scoring())
         memory.commit()
         assert part.stop - part.start > 1 or operators.count <= most
+
+
+def test_a_discarded_chunk_leaves_nothing():
+    """Nor do its blocks' means at the places of far blocks, which are kept from chunk to chunk."""
+    settings = {"window": 4, "proposed": 0, "dense": 0, "mapping": "stingy", "frequencies": torch.tensor([1.0, 0.3])}
+    found, expected = (SummaryMemory(4, 2, **settings) for _ in range(2))
+    q, k, v = (torch.randn(1, heads, 60, 8, dtype=torch.float64) for heads in (2, 1, 1))
+
+    def read(memory, start, stop, like=1):
+        return memory.attend(0, q[:, :, start:stop], like * k[:, :, start:stop], v[:, :, start:stop], Scoring())
+
+    for memory in (found, expected):
+        read(memory, 0, 30)
+        memory.commit()
+    read(found, 30, 50, like=-1)
+    found.discard()
+    assert torch.equal(read(found, 30, 60), read(expected, 30, 60))

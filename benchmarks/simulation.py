@@ -234,7 +234,7 @@ LARGE = 0.4  # utilisation of large matrices, assumed
 TEXT = """# What 1, 8, 64 and 512 GPUs do
 
 These numbers are simulated: one GPU was measured, and nothing between several. `python -m benchmarks.simulation`
-writes this page. In its model of a training step, layers are computed one after the other, and meanwhile the network
+writes this page. In its model of a training step the layers are computed one after the other. Meanwhile the network
 sends one thing at a time. It assumes:
 
 | assumed | value | from |
@@ -248,27 +248,27 @@ sends one thing at a time. It assumes:
 
 ## The paper's models
 
-A step has 128 windows of 512 tokens, so a run has no use for more than 128 GPUs ({weights} M weights,
-`trainer=ddp`, gradients in float32). The hours are for the eight runs of Tables 1 to 3 and Figures 5 and 6, each on as
-many GPUs as is fastest. `waiting` is the share of a step in which GPUs compute nothing.
+The model has {weights} M weights (`trainer=ddp`, gradients in float32). A step has 128 windows of 512 tokens, so a run
+cannot use more than 128 GPUs. `waiting` is the share of a step in which GPUs compute nothing. The hours are for the
+eight runs of Tables 1 to 3 and Figures 5 and 6, each on the number of GPUs that finishes them first.
 
 {step}
 
-Small models on many GPUs wait for their gradients, so several runs beside each other use a cluster better. With one
-adapter a node, 512 GPUs take {thin_hours} hours for the eight runs.
+Small models on many GPUs wait for their gradients. So a cluster is used better by several runs beside each other. With
+one adapter a node, 512 GPUs take {thin_hours} hours for the eight runs.
 
 ## A model of 8 B weights
 
-It has the shape of Llama 3 8B ({llama_weights} B weights). With `trainer=fsdp` weights, gradients and moments are
-shared out. The forward pass is computed again in the backward pass. A step has four million tokens, or a window for
-each GPU. No GPU waits for more than 0.5 % of a step.
+It has the shape of Llama 3 8B ({llama_weights} B weights). With `trainer=fsdp` each GPU holds a part of the weights,
+gradients and moments. The forward pass is computed again in the backward pass. A step has four million tokens, or a
+window for each GPU if that is more. No GPU waits for more than 0.5 % of a step.
 
 {llama}
 
 ## The paper's tables at size small, on one GPU
 
 This command has not been run on a GPU yet. `size=small` has 25 M parameters without embeddings. The command trains the
-three models of Table 1, 131 M tokens each, and evaluates the rows of five tables, which need no further training:
+three models of Table 1 on 131 M tokens each, and evaluates the rows of five tables with them:
 
 ```sh
 python run.py -m +experiment=table1_pg19,table2_granularity,sweep_k_local,figure5_unique_blocks,ablation_retrieval \\
@@ -276,10 +276,10 @@ python run.py -m +experiment=table1_pg19,table2_granularity,sweep_k_local,figure
     data.path=books tokenizer.file=gpt2.tiktoken
 ```
 
-`trainer.budget` counts minutes from the start of the command. When they are over, a training ends with a checkpoint; a
-row is stopped as soon as it would miss the budget. The exit code is then 124, and the same command goes on. Leave half
-a minute between the budget and the limit of a job. `task=evaluate` makes no tables: `task=table` makes them elsewhere
-from `outputs/records`, without weights or a GPU. `+debug=limit` is a first try.
+`trainer.budget` counts minutes from the start of the command. When they are over, a training ends with a checkpoint. A
+row is stopped as soon as it would miss the budget. The exit code is then 124, and the same command continues. Leave
+half a minute between the budget and the limit of a job. `task=evaluate` makes no tables; `task=table` makes them from
+`outputs/records`, without weights or a GPU. `+debug=limit` is a first try.
 
 **On a machine without a network**, put these beside each other into a folder:
 
@@ -289,7 +289,7 @@ git rev-parse HEAD > package/commit                             # records name i
 python run.py +experiment=table1_pg19 size=small data.path=DIR tokenizer.file=gpt2.tiktoken task=prepare
 tar cJf package/books.tar.xz -C outputs/data/pg19-gpt2-* .      # ids of 16 bits; 35.5 M tokens in 36 MB
 cp gpt2.tiktoken package                                        # 2 MB
-# by the Python version of that machine:
+# with the Python version of that machine:
 pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 \\
     altair jsonschema jsonschema-specifications referencing rpds-py   # 2 MB, beside PyTorch, Triton and Lightning
 ```
@@ -305,9 +305,8 @@ export PYTHONPATH=site LANDMARK_COMMIT=$(cat commit)
 This was rehearsed on two CPU cores with tiny models, Python 3.12 and PyTorch 2.11, without a network. With a budget of
 four minutes, eight calls of the command made all 56 rows.
 
-**A training step, by counting.** Size small ran at 8.5 % of an H200's peak. Since then a step of the landmark model
-starts 1327 kernels in place of 2087, and 1031 with `trainer.compile=true`. Its logits move 0.6 MB a token in place of
-2.1 MB. The tokens/s that this gives were not measured.
+**Speed.** `size=small` trained at 8.5 % of an H200's peak. Since then a step of the landmark model starts 1327 kernels
+in place of 2087 (1031 with `trainer.compile=true`). It was not timed again.
 """
 
 

@@ -1,7 +1,10 @@
 """A disk that is full, or that nothing can be written to, ends in a line; with room again the same command goes on."""
 
 import errno
+import math
+import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import torch
 from landmark.attention import Scoring
 from landmark.memory.summaries import SummaryMemory
 from landmark.training.checkpointing import checkpoints
+from landmark.utils import files
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
@@ -108,3 +112,29 @@ def test_disk_full_in_a_memory_without_landmarks(make_disk):
     with pytest.raises(UserError, match="could not be saved .No space left on device., nothing is left"):
         memory.save(disk.folder / "book")
     assert not [*disk.folder.iterdir()]
+
+
+def test_json_keeps_the_order_of_keys_and_where_nan_is_refused_the_old_file(tmp_path: Path):
+    file, value = tmp_path / "new" / "value.json", {"b": [1, 2.5, None], "a": "é"}
+    files.write_json(file, value)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.write_json(file, math.nan)
+    assert list(files.read_json(file)) == ["b", "a"]
+    assert files.read_json(file) == value
+    files.write_atomic(tmp_path / "atomic", b"")
+    (tmp_path / "ordinary").write_bytes(b"")
+    assert stat.S_IMODE((tmp_path / "atomic").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "value.txt"
+    files.write_atomic(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{file}'"):
+        files.write_atomic(file, b"new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,4 +1,7 @@
-"""What is read names no code, and stays in its folder: a run, a saved memory, an adapter, a record, and settings."""
+"""What is read names no code, and stays in its folder: a run, an adapter, a record, and settings.
+
+A saved memory is in tests/memory/test_saving.py.
+"""
 
 import json
 import os
@@ -13,15 +16,12 @@ from safetensors.torch import load_file, save_file
 import landmark
 from landmark.config import to_config
 from landmark.data.stream import open_corpus
-from landmark.memory.saving import HASHES
 from landmark.models import DecoderConfig, load
 from landmark.utils.errors import UserError
 from landmark.utils.files import sealed, sha256_file
 from landmark.utils.trust import name_modules
 from tests.configurations import compose_conf
-from tests.memory.reading import new_memory
 from tests.saved import edit, hash_again, saved_run
-from tests.test_kills import save_memory
 
 PAYLOAD = "open('ran', 'w')\nModel = make_source = lambda *a, **k: None\n"
 
@@ -78,50 +78,6 @@ class TestRun:
         assert "from which no code is run: copy it to a folder of your own" in done.err
         assert not ran()
         name_modules(["apart.module"], outside=(run,))
-
-
-class TestMemory:
-    @pytest.fixture
-    def book(self, tmp_path):
-        save_memory(tmp_path)
-        return tmp_path / "book"
-
-    @pytest.mark.parametrize(
-        ("how", "said"),
-        [
-            ("name", "is no layer"),
-            ("link", "which is not in it"),
-            ("position", "position is -5, below 0"),
-            ("read on", "layer 1 has not read position="),
-            ("parts", "tensors.safetensors is missing or damaged .*landmarks"),
-            ("hashes", "memory.sha256 does not exist"),
-        ],
-    )
-    def test_it_stays_in_its_folder_and_is_as_it_was_saved(self, book, how, said):
-        told = json.loads((book / "memory.json").read_text())
-        if how == "link":
-            shutil.move(book / "layer-1.blocks", book.parent / "outside")
-            (book / "layer-1.blocks").symlink_to(book.parent / "outside")
-        elif how == "name":
-            told["layers"] = {"0/../../outside": told["layers"]["1"]}
-        elif how == "position":
-            told["position"] = -5
-        elif how == "read on":
-            told["position"] += 1
-        elif how == "parts":
-            tensors = load_file(book / "tensors.safetensors")
-            save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, book / "tensors.safetensors")
-        (book / "memory.json").write_text(json.dumps(told))
-        hash_again(book, HASHES)
-        if how == "hashes":
-            (book / HASHES).unlink()
-        with pytest.raises(UserError, match=said):
-            new_memory(k=2).load(book)
-
-    def test_it_goes_on_with_keys_of_its_shape(self, book):
-        (memory := new_memory(k=2)).load(book)
-        with pytest.raises(UserError, match="the memory has keys like"):
-            memory.attend(1, *(torch.ones(1, 1, 1, 2) for _ in range(3)))
 
 
 class TestTransformers:

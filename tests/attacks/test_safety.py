@@ -13,16 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "run.py", *sorted(ROOT.glob("landmark/**/*.py")), *sorted(ROOT.glob("benchmarks/**/*.py"))]
 # Calls that may run what they read, and the argument that forbids it.
 FORBIDDEN_BY = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
-UNPICKLING = (
-    "pickle.load",
-    "pickle.loads",
-    "pickle.Unpickler",
-    "dill",
-    "cloudpickle",
-    "joblib.load",
-    "shelve",
-    "marshal",
-)
+UNPICKLING = ("pickle.load", "pickle.Unpickler", "dill", "cloudpickle", "joblib.load", "shelve", "marshal")
 RUNNING = ("eval", "exec", "compile", "yaml.load", "yaml.unsafe_load")
 FROM_PRETRAINED = {"landmark/huggingface/safe_loading.py", "landmark/data/tokenizers.py"}
 

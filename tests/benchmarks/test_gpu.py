@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -99,30 +100,18 @@ def test_the_kernels_pass_their_checks_interpreted(item):
     assert all(line["ok"] for line in found), found
 
 
-def fine(scale):
-    yield {"kind": "check", "ok": True}
+def lines(scale, ok=True, then=None):
+    yield {"kind": "check", "ok": ok}
+    if then is not None:
+        then()
 
 
-def wrong(scale):
-    yield {"kind": "check", "ok": False}
-
-
-def broken(scale):
-    yield {"kind": "check", "ok": True}
+def fail():
     raise RuntimeError("out of resources\nin detail")
 
 
-def dead(scale):
-    yield {"kind": "check", "ok": True}
-    os._exit(3)
-
-
-def endless(scale):
-    yield {"kind": "check", "ok": True}
-    time.sleep(600)
-
-
-ITEMS = [Item("wrong", wrong, 1), Item("broken", broken, 1), Item("dead", dead, 1), Item("fine", fine, 1)]
+ITEMS = [Item("wrong", partial(lines, ok=False), 1), Item("broken", partial(lines, then=fail), 1)]
+ITEMS += [Item("dead", partial(lines, then=partial(os._exit, 3)), 1), Item("fine", lines, 1)]
 
 
 class Clock:
@@ -148,7 +137,8 @@ def test_what_fails_is_a_line_and_the_others_go_on(tmp_path, processes):
 
 def test_what_the_time_does_not_suffice_for_is_left_out_and_what_hangs_is_ended(tmp_path):
     """Of ten seconds, at a clock that stands still until the hour is over."""
-    items = [Item("fine", fine, 9), Item("long", fine, 11), Item("endless", endless, 1), Item("late", fine, 1)]
+    endless = Item("endless", partial(lines, then=partial(time.sleep, 600)), 1)
+    items = [Item("fine", lines, 9), Item("long", lines, 11), endless, Item("late", lines, 1)]
     journal = Journal(tmp_path / "gpu.jsonl", resume=False)
     assert not run(items, None, journal, Budget(10, Clock(asked=40)), 1)
     found = [("fine", "ok"), ("long", "left out"), ("endless", "failed"), ("late", "left out")]

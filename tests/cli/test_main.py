@@ -84,13 +84,17 @@ def test_one_row_trains_and_evaluates_only_what_it_needs_and_says_where_it_comes
     assert record["results"]["segments"]
 
 
-def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(work):
+def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(work, capsys):
     work("+experiment=table1_pg19", "row=plain_512", "train.steps=5")
     work("+experiment=ablation_retrieval", "row=full_512", "train.steps=5")
     assert (work.trained, work.evaluated) == ([], [])
     work("model=landmark", "retrieval.k=2", "eval.length=1024")
     work("model=landmark", "retrieval.k=3", "eval.length=1024", "name=other")
     assert (work.trained, work.evaluated) == ([], ["other"])
+    for _ in range(2):
+        work("model=landmark", "eval.task=copy", "eval.length=96")
+    said = capsys.readouterr().out
+    assert re.search(r"single: first copy \d\.\d{4} ± \S+, second copy \d\.\d{4} ± \S+, from its record", said)
 
 
 def test_seeds_train_a_run_each(work, capsys):

@@ -145,10 +145,11 @@ def test_every_row_of_a_budget_counts_the_same_text(stream):
         assert row["nll"] == pytest.approx(sum(s[2] for s in row["segments"]) / 600)
 
 
-@pytest.mark.parametrize(("length", "window", "cache"), [(2048, 256, 256), (64, 16, 24), (50, 16, 0)])
+@pytest.mark.parametrize(("length", "window", "cache"), [(2048, 256, 256), (64, 16, 24), (50, 16, 0), (10, 16, 16)])
 def test_transformer_xl_attends_to_as_many_keys_in_training_and_evaluation(length, window, cache):
     shape = changed(XL, window=window, cache=cache)
-    keys = keys_per_query(length, window, cache)
+    keys, starts = keys_per_query(length, window, cache), [at // window * window for at in range(length)]
+    assert keys == pytest.approx(sum(at - start + 1 + min(start, cache) for at, start in enumerate(starts)) / length)
     assert keys == 352.5 or length < 2048  # of the paper's
     assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)
     assert attention_size(shape, settings(length), length, window) == (keys, 0.0)

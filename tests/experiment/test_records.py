@@ -30,7 +30,6 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import delete_leftovers, locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import hold
-from tests.test_kills import save_memory
 
 LAUNCH = (trained_with, "launch.json", r".*: delete it, training the run writes it anew")
 RUN = (read_run, "run.json", r".*: name another run=")
@@ -159,15 +158,6 @@ def damage(path: Path, how: str) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "empty", *EDITS])
-def test_a_record_that_somebody_or_a_disk_has_changed_is_refused(tmp_path, how):
-    records, settings = Records(tmp_path), {"name": "a"}
-    records.write("rows", digest(settings), settings, {"size": "nano"}, {"loss": 1.0})
-    damage(records.path("rows", digest(settings)), how)
-    with pytest.raises(UserError, match="delete it to make it anew"):
-        records.find("rows", digest(settings))
-
-
 class Files(RuleBasedStateMachine):
     """Records and checkpoints that are written, stopped while they are, damaged and found, in any order.
 
@@ -268,7 +258,7 @@ class Files(RuleBasedStateMachine):
         assert [int(path.stem[5:]) for path in checkpoints(self.run)] == sorted(self.expected_checkpoints, reverse=True)
 
 
-Files.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
+Files.TestCase.settings = settings(max_examples=25, stateful_step_count=15, derandomize=True)
 TestFiles = Files.TestCase
 
 
@@ -307,16 +297,6 @@ def test_a_command_that_makes_runs_deletes_what_killed_ones_left(work):
     assert (second / "checkpoints").exists()  # its weights are gone
     work("+experiment=quickstart", "data=pg19")
     assert list(work.output.rglob(".*.tmp")) == []
-
-
-def test_a_memory_is_saved_after_a_kill(tmp_path):
-    """Numbers of processes recur: in a container each command may be number 7."""
-    left = tmp_path / f".book.{os.getpid()}.tmp"
-    left.mkdir()
-    (left / "layer-0.blocks").touch()
-    (tmp_path / ".book.999999.tmp").mkdir()
-    save_memory(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["book"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -124,7 +124,7 @@ def module_of(folder, kind=MASKED, rank=0, devices=1):
     return module
 
 
-def test_hidden_tokens_are_the_targets_the_same_for_a_resumed_training_every_device_and_validation(tmp_path):
+def test_hidden_tokens_are_the_targets_the_same_for_every_device_and_validation(tmp_path):
     hidden = normal = 0
     for ours, plain in zip(batches(module_of(tmp_path), 60), batches(module_of(tmp_path, "landmark"), 60), strict=True):
         is_hidden = ours.tokens == MASK
@@ -134,11 +134,9 @@ def test_hidden_tokens_are_the_targets_the_same_for_a_resumed_training_every_dev
         assert not (is_hidden & special).any()
         hidden, normal = hidden + int(is_hidden.sum()), normal + int((~special).sum())
     assert hidden / normal == pytest.approx(SHARE, abs=4 * (SHARE * (1 - SHARE) / normal) ** 0.5)
-    all_steps = batches(module_of(tmp_path), 12)
-    for ours, expected in zip(batches(module_of(tmp_path), 4, start=8), all_steps[8:], strict=True):
-        assert torch.equal(ours.tokens, expected.tokens)
+    all_steps = batches(module_of(tmp_path), 3)
     parts = [batches(module_of(tmp_path, rank=rank, devices=2), 3) for rank in (0, 1)]
-    for *shares, expected in zip(*parts, all_steps[:3], strict=True):
+    for *shares, expected in zip(*parts, all_steps, strict=True):
         assert torch.equal(torch.cat([share.tokens for share in shares]), expected.tokens)
     assert not torch.equal(all_steps[0].tokens == MASK, all_steps[1].tokens == MASK)
     first, again = (list(module_of(tmp_path).val_dataloader()) for _ in range(2))

@@ -21,19 +21,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface import LandmarkModel, attach, unwrap, wrap
+from landmark.huggingface import LandmarkModel, attach, families, unwrap, wrap
 from landmark.huggingface.attention import _eager
-from landmark.huggingface.families import (
-    FAMILIES,
-    inverse_frequencies,
-    landmark_layers,
-    layer_types,
-    memory_frequencies,
-    softcap_of,
-    text_config,
-    unrotated_layers,
-    window_size,
-)
 from landmark.memory.memory import memory_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
@@ -60,7 +49,8 @@ def implementation(family: str) -> str:
 
 def explicit(original, module, q, k, v, mask, **given):
     """Attention by the paper's equations, each weight by itself; layers with a window as they are."""
-    if given.get("sliding_window") is not None or layer_types(module.owner())[module.layer_idx] != "full_attention":
+    kind = families.layer_types(module.owner())[module.layer_idx]
+    if given.get("sliding_window") is not None or kind != "full_attention":
         return original(module, q, k, v, mask, **given)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores, sinks, cap = (q @ k.mT) * given["scaling"], given.get("s_aux"), given.get("softcap")
@@ -225,13 +215,13 @@ def reason(model) -> str:
 
 def particulars(model) -> str:
     """What the model's layers are like, from the functions that the wrapping uses."""
-    config, said = text_config(model), []
-    kinds = set(layer_types(model)) - {"full_attention"}
+    config, said = families.text_config(model), []
+    kinds = set(families.layer_types(model)) - {"full_attention"}
     if kinds:
-        said.append(f"{' and '.join(sorted(kinds)).replace('_', ' ')} of {window_size(model)} stays as it is")
-    if unrotated := sorted(unrotated_layers(model) & landmark_layers(model)):
+        said.append(f"{' and '.join(sorted(kinds)).replace('_', ' ')} of {families.window_size(model)} stays as it is")
+    if unrotated := sorted(families.unrotated_layers(model) & families.landmark_layers(model)):
         said.append(f"layers without positions ({', '.join(map(str, unrotated))})")
-    turning, all_pairs = len(inverse_frequencies(model)), len(memory_frequencies(model))
+    turning, all_pairs = len(families.inverse_frequencies(model)), len(families.memory_frequencies(model))
     if 0 < turning < all_pairs:
         said.append(f"{turning} of {all_pairs} pairs of channels rotate")
     if any("sinks" in name for name, _ in model.named_parameters()):
@@ -240,7 +230,7 @@ def particulars(model) -> str:
         said.append("experts")
     if config is not model.config:
         said.append("the part that reads text; images need the original model")
-    if cap := softcap_of(model):
+    if cap := families.softcap_of(model):
         said.append(f"scores have a cap (here {cap:g})")
     return "; ".join(said)
 
@@ -281,7 +271,7 @@ def page() -> str:
 def test_the_page_has_every_family():
     written = PAGE.read_text(encoding="utf-8")
     assert written == page(), "run: python -m tests.huggingface.test_families"
-    assert all(f"| `{family}` |" in written for family in FAMILIES)
+    assert all(f"| `{family}` |" in written for family in families.FAMILIES)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """`task=inspect` from a command to a page, which has the values of the trace and takes no text for HTML."""
 
 import base64
+import hashlib
+import html
 import io
 import itertools
 import json
@@ -18,6 +20,7 @@ from landmark.config import to_config
 from landmark.inspector.page import NATS, SCRIPTS, UNIT, _characters, render
 from landmark.inspector.trace import Trace, trace_retrieval
 from landmark.utils.errors import UserError
+from landmark.utils.html_page import filled_page
 from tests.configurations import compose_conf
 from tests.inspector.conftest import BLOCK, LOCAL, TEXT, TOKENIZER, model_of
 from tests.saved import saved_run
@@ -124,3 +127,16 @@ def test_bad_input_is_refused(inspect, tmp_path, words, said):
     with pytest.raises(UserError, match=said):
         inspect("task=inspect", "tokenizer=bytes", *words)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_the_policy_has_the_hash_of_each_style_and_script():
+    page = filled_page("landmark.inspector", SCRIPTS, content={}, title="", data="")
+    elements = re.findall(r"<(?:style|script)>(.*?)</(?:style|script)>", page, re.DOTALL)
+    assert len(elements) == 1 + len(SCRIPTS), "a script holds the end of one"
+    allowed = html.unescape(page)
+    for text in elements:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in allowed
+    assert "unsafe-inline" not in page
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        filled_page("landmark.inspector", SCRIPTS, content={"k": float("nan")}, title="", data="")

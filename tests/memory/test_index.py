@@ -113,24 +113,17 @@ def test_the_inverted_file_finds_most_as_it_grows():
 
 
 @pytest.mark.parametrize("index", INDICES[1:])
-def test_a_loaded_memory_is_indexed_anew(tmp_path, index):
-    q, k, v, _ = texts(90)
+def test_a_loaded_memory_and_reordered_samples_are_indexed_anew(tmp_path, index):
+    (q, k, v, _), swapped = texts(90), torch.tensor([1, 0])
     memory = new_memory(k=2, index=index)
     feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     memory.save(tmp_path / "book")
     loaded = new_memory(k=2, index=index, tier="disk")
     loaded.load(tmp_path / "book")
-    rest = [x[:, :, 60:] for x in (q, k, v)]
-    assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))
-
-
-def test_reordered_samples_are_indexed_anew():
-    (q, k, v, _), swapped = texts(90), torch.tensor([1, 0])
-    memory = new_memory(k=2, index="faiss_flat")
-    feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     reordered, rest = memory.select_samples(swapped), [x[:, :, 60:] for x in (q, k, v)]
-    expected = feed(memory, *rest, [20, 10])[swapped]
-    assert torch.equal(feed(reordered, *(x[swapped] for x in rest), [20, 10]), expected)
+    expected = feed(memory, *rest, [20, 10])
+    assert torch.equal(feed(loaded, *rest, [20, 10]), expected)
+    assert torch.equal(feed(reordered, *(x[swapped] for x in rest), [20, 10]), expected[swapped])
 
 
 def test_without_faiss_the_error_names_the_package(monkeypatch):

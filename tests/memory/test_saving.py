@@ -16,6 +16,7 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from safetensors.torch import load_file, save_file
 
 from landmark.attention import Grouped
 from landmark.attention.keys import Keys
@@ -211,6 +212,26 @@ def edit(again=True, **changes):
     return edited
 
 
+def changed(change):
+    """A change of a folder by a function, and hashes that fit it."""
+
+    def made(folder):
+        change(folder)
+        hash_again(folder, HASHES)
+
+    return made
+
+
+def link(folder):
+    (folder / "layer-1.blocks").rename(folder.parent / "outside")
+    (folder / "layer-1.blocks").symlink_to(folder.parent / "outside")
+
+
+def lose_landmarks(folder):
+    tensors = load_file(folder / "tensors.safetensors")
+    save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, folder / "tensors.safetensors")
+
+
 def cut(folder):
     lines = (folder / HASHES).read_text().splitlines(keepends=True)
     (folder / HASHES).write_text("".join(lines[:-1]))
@@ -235,6 +256,10 @@ AGAIN = r"memory\.json.*(layer|position|block_size).*: save the memory again"
         (edit(False, position=7), {}, r"json is damaged, its SHA-256 differs from memory\.sha256: save the"),
         *((edit(layers=x), {}, AGAIN) for x in ([], {"0": 3}, {"0": {"added": 1}}, {"0": {"added": 1, "kept": 2}})),
         *((edit(**{key: x}), {}, AGAIN) for key, x in (("position", "x"), ("position", -5), ("block_size", None))),
+        (edit(layers={"0/../../outside": {"added": 15, "kept": 15}}), {}, "is no layer"),
+        (edit(position=61), {}, "layer 1 has not read position="),
+        (changed(link), {}, "which is not in it"),
+        (changed(lose_landmarks), {}, "tensors.safetensors is missing or damaged .*landmarks"),
         (lambda folder: (folder / "memory.json").unlink(), {}, "holds no saved memory: memory.json is missing"),
         (lambda folder: (folder / HASHES).unlink(), {}, r"memory\.sha256 does not exist: save the memory again"),
         (cut, {}, r"memory\.sha256 is damaged, it has no hash of tensors\.safetensors"),
@@ -247,6 +272,12 @@ def test_what_does_not_fit_or_was_changed_is_refused(book, change, given, said):
     with pytest.raises(UserError, match=said):
         memory.load(book)
     assert memory.position == 0
+
+
+def test_it_goes_on_with_keys_of_its_shape(book):
+    (memory := of_model()).load(book)
+    with pytest.raises(UserError, match="the memory has keys like"):
+        memory.attend(1, *(torch.ones(1, 1, 1, 2) for _ in range(3)))
 
 
 def test_a_memory_that_dropped_wanted_blocks_is_refused(saved_once):

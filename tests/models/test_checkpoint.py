@@ -1,6 +1,5 @@
 """Weights on disk: whole or not at all, and only for the model they belong to."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from safetensors.torch import save_file
+from torch import nn
 
 import landmark
 from landmark.config.schema import ModelConfig
@@ -18,6 +20,7 @@ from landmark.models.config import DecoderConfig, Landmarks, decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
 from landmark.utils.trust import name_modules
+from landmark.utils.weights import weights_digest
 from tests.saved import edit, hash_again
 from tests.training.training_case import assert_same_weights
 
@@ -99,80 +102,54 @@ def test_a_landmark_model_starts_from_a_plain_one(options, configure, tmp_path):
         build(replace(config, mlp_dim=9), VOCABULARY, start=str(tmp_path / "plain"))
 
 
-def written(change):
-    """Another content of the weights' file. change: of the one that there is; None: there is none."""
+def written(file, content, again=False):
+    """Another content of a file. content: made of the one before; None: there is none. again: hashes fit it."""
 
     def changed(folder: Path) -> None:
-        path = folder / "model.safetensors"
-        content = change(path.read_bytes())
-        path.unlink() if content is None else path.write_bytes(content)
+        new = content((folder / file).read_bytes())
+        (folder / file).unlink() if new is None else (folder / file).write_bytes(new)
+        if again:
+            hash_again(folder)
 
     return changed
 
 
-def weights(change):
-    """Other weights, with the hash of their file. change: returns them."""
-
-    def changed(folder: Path) -> None:
-        save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
-        hash_again(folder)
-
-    return changed
-
-
-def not_finite(value):
-    return weights(lambda found: found | {"norm.weight": torch.full((16,), value)})
-
-
-def config(content=None, **changes):
-    """Another configuration, with its hash: this text, or some settings."""
-
-    def changed(folder: Path) -> None:
-        if changes:
-            edit(folder / "config.json", **changes)
-            return
-        (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
-        hash_again(folder)
-
-    return changed
-
-
-def hashes(content):
-    """Another list of hashes; a number: its first lines; "folder": one in its place; None: there is none."""
-
-    def changed(folder: Path) -> None:
-        lines = (folder / HASHES).read_text().splitlines(keepends=True)
-        (folder / HASHES).unlink()
-        if content == "folder":
-            (folder / HASHES).mkdir()
-        elif content is not None:
-            (folder / HASHES).write_text("".join(lines[:content]) if isinstance(content, int) else content)
-
-    return changed
-
-
+WEIGHTS, CONFIGURATION = "model.safetensors", "config.json"
 RETRAIN = r"weights\.sha256.*: delete the folder and train again"
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (written(lambda content: content[: len(content) // 2]), "model.safetensors is damaged"),
-        *((written(lambda _, content=content: content), "model.safetensors is damaged") for content in (b"12345", b"")),
-        (
-            written(lambda content: content[:-4096] + bytes(4096)),
-            r"is damaged, its SHA-256 differs from .*\.sha256: dele",
+        (written(WEIGHTS, lambda old: old[:-4096] + bytes(4096)), r"is damaged, its SHA-256 differs .*\.sha256: dele"),
+        (written(WEIGHTS, lambda _: b""), "model.safetensors is damaged"),
+        (written(WEIGHTS, lambda _: None), r"model\.safetensors does not exist"),
+        *((written(HASHES, lambda _, new=new: new), RETRAIN) for new in (None, b"", b"0000")),
+        (written(WEIGHTS, lambda _: save_tensors({"embedding.weight": torch.zeros(3, 3)}), True), "does not fit"),
+        *(
+            (
+                written(WEIGHTS, lambda old, x=x: save_tensors(load_tensors(old) | {"norm.weight": x}), True),
+                r"the weight norm\.weight has values that are not finite",
+            )
+            for x in (torch.full((16,), math.nan), torch.full((16,), math.inf))
         ),
-        (written(lambda _: None), r"model\.safetensors does not exist"),
-        *((hashes(content), RETRAIN) for content in ("", None, "folder", "0" * 64 + "  model.safetensors\n", 1)),
-        (weights(lambda _: {"embedding.weight": torch.zeros(3, 3)}), "does not fit"),
-        *((not_finite(float(x)), r"the weight norm\.weight has values that are not finite") for x in ("nan", "inf")),
-        *((config(content), r"config\.json") for content in (None, [], 3, '{"kind": "landmark"')),
-        (config({"colour": "red"}), r"config\.json.*kind"),
-        (config(num_layers="two"), r"config\.json"),
-        (config(colour="red"), r"model\.colour"),
-        (config(landmark_key="pooled"), "landmark_key=pooled"),
-        (config(short_convolution=4), "model.short_convolution: there is no such setting"),
+        *(
+            (written(CONFIGURATION, lambda _, text=text: text, True), said)
+            for text, said in (
+                (b"[]", r"config\.json"),
+                (b'{"kind": "l', r"config\.json"),
+                (b"{}", r"config\.json.*kind"),
+            )
+        ),
+        *(
+            (lambda folder, change=change: edit(folder / CONFIGURATION, **change), said)
+            for change, said in (
+                ({"num_layers": "two"}, r"config\.json"),
+                ({"colour": "red"}, r"model\.colour"),
+                ({"landmark_key": "pooled"}, "landmark_key=pooled"),
+                ({"short_convolution": 4}, "model.short_convolution: there is no such setting"),
+            )
+        ),
     ],
 )
 def test_damaged_and_changed_files_are_refused_in_one_line(folder, damage, said):
@@ -214,3 +191,67 @@ def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
     decoder_config(ModelConfig("transformer", **WIDTHS, block_size=0))
     with pytest.raises(UserError, match="model=transformer has no landmarks"):
         decoder_config(ModelConfig("transformer", **WIDTHS), cmt=True)
+
+
+# ---- what tells two models apart: all that decides keys and values, wherever it is kept, and nothing else
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(300, 8), nn.Linear(8, 64))
+
+
+def test_one_changed_number_type_or_shape_is_another_model_and_a_weight_without_content_none():
+    changed = model()
+    before = weights_digest(changed)
+    assert before == weights_digest(model())
+    with torch.no_grad():
+        changed[0].weight[257, 3] += 1
+    assert weights_digest(changed) != before
+    with torch.no_grad():
+        changed[0].weight[257, 3] -= 1
+        changed[0].weight.copy_(model()[0].weight)
+    assert weights_digest(changed) == before
+    changed[1].weight.data = changed[1].weight.data * 1.5
+    assert weights_digest(changed) != before
+    assert weights_digest(model()) != weights_digest(model().bfloat16())
+    one, other = nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False)
+    other.weight.data = one.weight.data.view(4, 8)
+    assert weights_digest(one) != weights_digest(other)
+    with pytest.raises(UserError, match=r"1.weight: the weight has no content here"):
+        weights_digest(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
+
+
+class Quantised(torch.Tensor):
+    """A weight of integers with a scale, which computes nothing by itself."""
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], {}
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Quantised(**inner)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return Quantised(args[0].numbers, args[0].scale)
+        raise NotImplementedError(function)
+
+
+def test_quantised_weights_are_their_numbers_and_scales():
+    def quantised(number=1, scale=0.5):
+        layer = nn.Linear(2, 2, bias=False)
+        numbers = torch.tensor([[number, 2], [3, 4]], dtype=torch.int8)
+        layer.weight = nn.Parameter(Quantised(numbers, torch.tensor(scale)), requires_grad=False)
+        return weights_digest(layer)
+
+    assert quantised() == quantised()
+    assert len({quantised(), quantised(number=0), quantised(scale=0.25)}) == 3

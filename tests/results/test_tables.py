@@ -1,5 +1,6 @@
 """Tables in text, Markdown and CSV, and what they say of their rows."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +115,30 @@ def test_a_written_table_is_recognised_and_a_trial_replaces_none(table1, tmp_pat
 )
 def test_comparison_says_whether_two_standard_errors_are_passed(nats, error, verdict):
     assert verdict in compare("title", "a", "b", Difference(nats, error, 24))
+    assert "a and b were not measured on the same text" in compare("title", "a", "b", None)
+
+
+def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_a_deviation(configure, make_record):
+    books = make_record(configure("model=landmark"), "books", 5.0)
+
+    def row(**results):
+        return books | {"results": books["results"] | results}
+
+    copied = row(first_copy=2.0, first_copy_se=0.1, second_copy=1.5, second_copy_se=None)
+    written = render.as_csv(build("t", {"books": [books], "copied": [copied]}))
+    rows = {each["name"]: each for each in csv.DictReader(written.splitlines())}
+    assert (rows["copied"]["first_copy"], rows["copied"]["first_copy_spread"]) == ("2.0", "0.1")
+    assert rows["copied"]["accuracy"] == rows["books"]["second_copy"] == ""
+    for record, shown in ((copied, {"first copy, nats", "second copy, nats"}), (books, set())):
+        titles = set(render.columns(build("t", {"a": [record]})).values())
+        assert {title for title in titles if "copy" in title} == shown
+    seeds = [row(accuracy=share, accuracy_low=0.0, accuracy_high=1.0) for share in (0.2, 0.3, 0.4)]
+    (found,) = build("t", {"a": seeds}).rows
+    assert (found.accuracy, found.accuracy_low, found.accuracy_high) == pytest.approx((0.3, 0.2, 0.4))
+    seeds = [row(second_copy=nats, first_copy=4.0) for nats in (1.0, 2.0)]
+    (found,) = build("t", {"a": seeds}).rows
+    assert (found.second_copy, found.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
+    assert found.first_copy_spread == 0
 
 
 def test_papers_of_the_same_settings_twice_are_refused(configure, make_record, published, tmp_path, monkeypatch):

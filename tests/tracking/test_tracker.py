@@ -89,15 +89,6 @@ def test_row_is_logged_even_if_an_artifact_fails(configure, make_record, opened_
     assert f"{record['id']}.json" in caplog.text  # the record was not written
 
 
-def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, opened_runs, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
-    config = configure(f"output={tmp_path}")
-    Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
-    settings, fake = opened_runs[0]
-    assert {"id", "project", "entity"}.isdisjoint(settings)
-    assert fake.log.call_args_list[0].args[0]["perplexity"] == 12.0
-
-
 def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path):
     def crash():
         with Tracker().training(configure(f"output={tmp_path}"), "run", corpus=Corpus(), folder=tmp_path) as made:

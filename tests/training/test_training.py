@@ -1,5 +1,8 @@
 import math
+import os
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,9 +10,11 @@ import torch
 import landmark.training.optimization
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint
+from landmark.training.progress_callback import ProgressCallback
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
+from landmark.utils.progress import ProgressBar
 from tests.training.training_case import EXTRAS, KINDS, TOKENIZER, make_config, make_corpus, make_model, run
 
 
@@ -102,3 +107,24 @@ def test_devices_that_are_not_there_are_refused(key, value, said, tmp_path):
     setattr(config.trainer, key, value)
     with pytest.raises(UserError, match=said):
         run(config, tmp_path)
+
+
+def bar_of_a_training():
+    shown = ProgressCallback(SimpleNamespace(steps=9), "reading")  # pyright: ignore[reportArgumentType]
+    shown.on_train_start(SimpleNamespace(global_step=0, is_global_zero=True), None)  # pyright: ignore
+    return shown._bar
+
+
+@pytest.mark.parametrize("make", [bar_of_a_training, lambda: ProgressBar("reading").bar])
+def test_a_terminal_that_says_it_has_no_size_shows_progress(make, monkeypatch):
+    """As a new pseudo-terminal does."""
+    ours, terminal = os.openpty()
+    os.set_blocking(ours, False)
+    with os.fdopen(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        bar = make()
+        bar.delay = 0
+        bar.refresh()
+        assert b"reading" in os.read(ours, 1000)
+        bar.close()
+    os.close(ours)

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from landmark.utils.flops import keys_per_query, peak_flops
+from landmark.utils.flops import peak_flops
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 
 LINUX = sys.platform.startswith("linux")
@@ -47,15 +47,6 @@ def test_an_earlier_phase_does_not_count():
     assert peak_memory_bytes() > before + 100e6
     reset_peak_memory()
     assert peak_memory_bytes() < before + 100e6
-
-
-@pytest.mark.parametrize(("length", "window", "cache"), [(48, 16, 16), (50, 16, 24), (40, 16, 0), (10, 16, 16)])
-def test_keys_of_recurrent_windows(length, window, cache):
-    seen = []
-    for position in range(length):
-        start = position // window * window
-        seen.append(position - start + 1 + min(start, cache))
-    assert keys_per_query(length, window, cache) == pytest.approx(sum(seen) / length)
 
 
 @pytest.mark.parametrize(

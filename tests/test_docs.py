@@ -168,7 +168,6 @@ def test_every_experiment_and_every_page_stand_in_the_readme():
 
 def test_the_drawing_of_folders_has_each_above_those_that_it_imports():
     drawing = re.search(r"```\n( run\.py .*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
-    assert drawing is not None
     lines = drawing[1].splitlines()
     line_of = {name: at for at, line in enumerate(lines) for name in re.findall(r"(\w+)(?:/|\.py)", line)}
     folders = {name: below for name, below in ALLOWED.items() if name != "__init__"}
@@ -186,7 +185,6 @@ def test_api_page_has_every_public_name_as_it_is_called(module):
         pytest.importorskip("transformers")
     loaded = importlib.import_module(f"landmark.{module}")
     section = re.search(rf"^## landmark\.{module}\n(.*?)(?=^## |\Z)", API.read_text(encoding="utf-8"), re.DOTALL | re.M)
-    assert section is not None
     shared = {"Memory", "landmark_attention", "load"}
     for name in loaded.__all__:
         assert f"`{name}{call(getattr(loaded, name))}`" in section[1], name

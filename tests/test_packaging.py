@@ -76,7 +76,7 @@ def test_the_quickstart_works_in_any_folder_and_ends_with_commands_that_work(ins
     where = run([str(installed / "python"), "-c", "import landmark; print(landmark.__file__)"], tmp_path)
     assert where.stdout.startswith(str(installed.parent))
     assert run([str(installed / "python"), "-m", "landmark", "--version"], tmp_path).stdout.startswith("landmark ")
-    words = ["+experiment=quickstart", *SMALL, "data.max_documents=6", "eval.tokens=16384", "eval.prompts=1"]
+    words = ["+experiment=quickstart", *SMALL, "data.max_documents=6", "eval.tokens=8192", "eval.prompts=1"]
     done = run([str(installed / "landmark"), *words], tmp_path)
     assert done.returncode == 0, done.stderr
     planned = run([str(installed / "landmark"), *words, "train.steps=3", "task=plan"], tmp_path)

@@ -116,7 +116,6 @@ def whole(tmp_path, monkeypatch, books) -> Path:
     settings = ["data=stdlib", "tokenizer=bytes", "size=nano", "model=landmark", "model.block_size=20"]
     memory = (model := saved_run(home / "run", config=to_config(compose_conf(settings)))).new_memory(k=2)
     model.generate([list(b"A heron stands in the water. " * 9)], 0, local=50, memory=memory)
-    assert memory is not None
     memory.save(home / "memory")
     save_model(home / "transformers")
     AtomicCheckpointIO().save_checkpoint(CHECKPOINT, home / "checkpoints" / "step-00000001.ckpt")

@@ -63,7 +63,6 @@ def test_without_hydra_and_killed_it_goes_on_where_it_was(tmp_path):
     out, environment = tmp_path / "gpu.jsonl", without_packages(tmp_path)
     only = "tiles: forward float16,rotation,time: retrieved"
     killed = started(out, environment, only)
-    assert killed.stdout is not None
     for line in killed.stdout:
         if '"item": "rotation"' in line:
             killed.send_signal(signal.SIGTERM)
@@ -110,25 +109,19 @@ def fail():
     raise RuntimeError("out of resources\nin detail")
 
 
+def hang(mark):
+    mark.touch()
+    time.sleep(600)
+
+
 ITEMS = [Item("wrong", partial(lines, ok=False), 1), Item("broken", partial(lines, then=fail), 1)]
 ITEMS += [Item("dead", partial(lines, then=partial(os._exit, 3)), 1), Item("fine", lines, 1)]
-
-
-class Clock:
-    """Stands still, until it has been asked so many times; then an hour later."""
-
-    def __init__(self, asked: int = 10**9):
-        self.asked = asked
-
-    def __call__(self) -> float:
-        self.asked -= 1
-        return 0.0 if self.asked > 0 else 3600.0
 
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_what_fails_is_a_line_and_the_others_go_on(tmp_path, processes):
     journal = Journal(tmp_path / "gpu.jsonl", resume=False)
-    assert not run(ITEMS, None, journal, Budget(60, Clock()), processes)
+    assert not run(ITEMS, None, journal, Budget(60, lambda: 0.0), processes)
     assert dict(ends(tmp_path / "gpu.jsonl")) == dict.fromkeys(("wrong", "broken", "dead"), "failed") | {"fine": "ok"}
     errors = {line["item"]: line["error"] for line in lines_of(tmp_path / "gpu.jsonl") if "error" in line}
     expected = {"wrong": "1 wrong", "broken": "RuntimeError: out of resources", "dead": "its process ended with 3"}
@@ -136,11 +129,12 @@ def test_what_fails_is_a_line_and_the_others_go_on(tmp_path, processes):
 
 
 def test_what_the_time_does_not_suffice_for_is_left_out_and_what_hangs_is_ended(tmp_path):
-    """Of ten seconds, at a clock that stands still until the hour is over."""
-    endless = Item("endless", partial(lines, then=partial(time.sleep, 600)), 1)
+    """Of ten seconds, at a clock that stands still until the one that hangs has begun; then an hour is over."""
+    mark = tmp_path / "begun"
+    endless = Item("endless", partial(lines, then=partial(hang, mark)), 1)
     items = [Item("fine", lines, 9), Item("long", lines, 11), endless, Item("late", lines, 1)]
     journal = Journal(tmp_path / "gpu.jsonl", resume=False)
-    assert not run(items, None, journal, Budget(10, Clock(asked=40)), 1)
+    assert not run(items, None, journal, Budget(10, lambda: 3600.0 * mark.exists()), 1)
     found = [("fine", "ok"), ("long", "left out"), ("endless", "failed"), ("late", "left out")]
     assert sorted(ends(tmp_path / "gpu.jsonl")) == sorted(found)
     journal.close()

@@ -158,7 +158,6 @@ def test_what_is_fed_at_a_time_if_left_open(configure, overrides, local):
 def test_true_positions_beyond_training_are_warned_of(configure):
     jumps = ["positions=jumps", "positions.mapping=true", "eval.local=250"]
     warning = beyond_training(configure(*jumps, "eval.length=2048"))
-    assert warning is not None
     assert "eval.length=2048 reaches position 2,088, training at most 1,601" in warning
     assert beyond_training(configure(*jumps, "eval.length=1500")) is None
     assert beyond_training(configure("positions.mapping=true", "eval.length=600")) is not None

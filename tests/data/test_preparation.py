@@ -63,7 +63,6 @@ def test_manifest_says_what_was_prepared_once(corpus, books, byte_tokenizer, tmp
     monkeypatch.setattr("landmark.data.preparation._write_corpus", None)
     assert prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books).folder == corpus.folder
     found = find("pg19", byte_tokenizer, tmp_path / "cache", path=books)
-    assert found is not None
     assert found.manifest == corpus.manifest
 
 
@@ -80,7 +79,6 @@ def test_changed_data_are_other_corpora_and_a_prepared_folder_can_be_the_path(co
     moved = corpus.folder.rename(tmp_path / "carried")
     for opened in (find, prepare):
         found = opened("pg19", byte_tokenizer, tmp_path / "none", path=moved)
-        assert found is not None
         assert found.split("train").sha256 == corpus.manifest["splits"]["train"]["sha256"]
     assert not (tmp_path / "none").exists()
     with pytest.raises(UserError, match="carried was prepared with another tokenizer than code"):

@@ -30,49 +30,24 @@ def kept(blocks):
     return store
 
 
-def summary(found):
-    """Of one text."""
-    shown = found.summary(1)
-    assert shown is not None
-    return shown
-
-
-def by_hand(weights=True, layer=0):
-    """The second chunk's retrievals of a text of 8 tokens, in blocks of 2 and chunks of 4, with one head.
-
-    Its tokens are 4, 5, a landmark and 6; the last, 7, is not read. Two blocks are in memory. Token 4 gives 0.5 of its
-    attention to block 0 and 0.1 to block 1; tokens 5 and 6 give 0.25 to block 1.
-    """
-    ages = torch.tensor([[2, 1], [0, 1], [2, 1], [0, 1]])[None, None]  # tokens 4, 5, a landmark, token 6
-    given = torch.tensor([[0.5, 0.1], [0.0, 0.25], [0.9, 0.1], [0.0, 0.25]])[None, None]
-    return Retrieval(layer, 6, kept(2), ages, given if weights else None)
-
-
 @pytest.mark.parametrize("weights", [True, False])
 def test_queries_below_the_cutoff_retrieve_nothing(weights):
-    """Of tokens 4 and 5, a landmark and token 6 the second and the third retrieve; the landmark is not counted."""
+    """The second chunk's retrievals of a text of 8 tokens, in blocks of 2 and chunks of 4, with one head.
+
+    Its tokens are 4, 5, a landmark and 6; the last, 7, is not read. Two blocks are in memory. The second and the third
+    retrieve: token 5 gives 0.25 of its attention to block 1; the landmark is not counted.
+    """
     retrieves = torch.tensor([[[False, True, True, False]]])
-    indices = torch.tensor([[[1, 2]]])
-    selection = QuerySelection(torch.full((1, 1, 4), 0.5), retrieves, indices, torch.ones(1, 1, 2, dtype=torch.bool))
-    full = by_hand()
-    ages, given = full.per_query()
-    part = replace(full, ages=ages[:, :, 1:3], weights=given[:, :, 1:3], selection=selection)
+    selection = QuerySelection(
+        torch.full((1, 1, 4), 0.5), retrieves, torch.tensor([[[1, 2]]]), torch.ones(1, 1, 2, dtype=torch.bool)
+    )
+    ages, given = torch.tensor([[0, 1], [2, 1]]), torch.tensor([[0.0, 0.25], [0.9, 0.1]])
+    given = given[None, None] if weights else None
     found = RetrievalMap(8, 4, 2)
-    found(part if weights else replace(part, weights=None))
-    shown = summary(found)
+    found(Retrieval(0, 6, kept(2), ages[None, None], given, selection=selection))
+    shown = found.summary(1)
     assert shown["best"][2:] == [[0, 0.125 if weights else 0.5, 0, 0], [0, 0, 0, 0]]
     assert (shown["found"], shown["share_of"]) == (None, "attention" if weights else "queries")
-
-
-def test_the_head_with_most_weight_for_the_earlier_occurrence_is_shown():
-    """Token i of the second copy finds block (i − 4) // 2: block 0 for tokens 4 and 5, block 1 for token 6."""
-    found = RetrievalMap(8, 4, 2)
-    found(by_hand(layer=1))
-    most = by_hand(layer=0)  # more attention to retrieved blocks, less to the right ones
-    found(replace(most, weights=torch.tensor([[0.1, 0.9], [0.0, 0.9], [0.0, 0.0], [0.0, 0.2]])[None, None]))
-    shown = summary(found)
-    assert (shown["layer"], shown["head"]) == (1, 0)
-    assert shown["best"][2] == pytest.approx([0.25, 0.175, 0, 0], abs=1e-4)
 
 
 def test_a_query_that_retrieves_nothing_has_not_found_the_first_block():
@@ -80,7 +55,7 @@ def test_a_query_that_retrieves_nothing_has_not_found_the_first_block():
     found = RetrievalMap(12, 7, 2)
     ages = torch.tensor([0, 0, 1, 1, 0, 2])[None, None, :, None]  # of token 7, a landmark, 8, 9, a landmark, 10
     found(Retrieval(0, 10, kept(3), ages, torch.where(ages > 0, 0.5, 0.0)))
-    assert summary(found)["found"] == 0
+    assert found.summary(1)["found"] == 0
 
 
 def test_long_texts_have_cells_of_several_blocks():
@@ -90,10 +65,10 @@ def test_long_texts_have_cells_of_several_blocks():
 
 
 def plain_map(model, texts, config, layer, head):
-    """The map of a head and the share of blocks found, by loops over what the observer is told."""
+    """Of a head its map, the share of blocks found, and their weight, by loops over what the observer is told."""
     length, local, block = config.eval.length, config.eval.local, BLOCK
     size = -(-(length - 1) // block)
-    sums, queries, hits, counted = np.zeros((size, size)), np.zeros(size), 0, 0
+    sums, queries, hits, counted, right = np.zeros((size, size)), np.zeros(size), 0, 0, 0.0
     for text in texts:
         told = []
         memory = model.new_memory(
@@ -114,15 +89,16 @@ def plain_map(model, texts, config, layer, head):
                 if (told[layer].position + place) % (BLOCK + 1) == BLOCK:
                     continue
                 queries[token // block] += 1
+                earlier = (token - length // 2) // block
                 chosen = [before - age for age in each if age]
                 for number, weight in zip(chosen, [w for a, w in zip(each, share, strict=True) if a], strict=True):
                     sums[token // block, number] += weight
-                earlier = (token - length // 2) // block
+                    right += weight * (number == earlier)
                 if token // local > length // 2 // local and earlier < before:
                     counted += 1
                     hits += earlier in chosen
                 token += 1
-    return sums / queries[:, None], hits / counted
+    return sums / queries[:, None], hits / counted, right
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -136,7 +112,8 @@ def test_a_real_map_equals_plain_loops(stream, granularity, length, local, block
     shown = evaluate_copy(model, stream, config)["copy_map"]
     texts = torch.from_numpy(copies(config.eval, stream)[0])
     expected = {(layer, head): plain_map(model, texts, config, layer, head) for layer in range(2) for head in range(2)}
-    best, found = expected[shown["layer"], shown["head"]]
+    best, found, right = expected[shown["layer"], shown["head"]]
+    assert right == pytest.approx(max(each[2] for each in expected.values()), rel=1e-4)
     np.testing.assert_allclose(shown["best"], best, atol=1e-4)
     assert shown["found"] == pytest.approx(found, abs=1e-4)
     assert (found == 0) == (scorer == "recent" or blocks is not None)
@@ -153,7 +130,7 @@ def test_queries_are_counted_for_every_granularity(stream, granularity):
     for chunk in torch.from_numpy(stream.tokens[:59].astype(np.int64))[None].split(17, 1):
         with torch.no_grad():
             model(chunk, memory=memory)
-    shown = summary(found)
+    shown = found.summary(1)
     assert shown["share_of"] == "queries"
     per_query = np.array(shown["best"]).sum(1)
     np.testing.assert_allclose(per_query, [0, 0, 0, 2 * 3 / 5, *[2] * 8], atol=1e-3)  # chunks begin at 17, 34 and 51

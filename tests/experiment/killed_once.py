@@ -17,7 +17,6 @@ from landmark.utils.team import started_together
 
 def kill_once(mark: Path) -> None:
     team = started_together()
-    assert team is not None
     is_last = team.rank == team.size - 1
     shown = ProgressCallback.on_train_batch_end
 

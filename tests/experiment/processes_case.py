@@ -45,7 +45,6 @@ def part(folder: Path, case: str) -> None:
     """What each of several processes that were started together does; its messages go to the file FOLDER/RANK."""
     processes.PATIENCE = PATIENCE
     this = started_together()
-    assert this is not None
     messages = os.open(folder / str(this.rank), os.O_CREAT | os.O_WRONLY)
     os.dup2(messages, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

@@ -232,7 +232,6 @@ class Files(RuleBasedStateMachine):
                     self.records.find("rows", identity)
             else:
                 record = self.records.find("rows", identity)
-                assert record is not None
                 assert record["results"] == {"loss": number}
         whole = {name for name, number in self.expected_records.items() if number is not None}
         contents = self.records.read_all()
@@ -249,7 +248,6 @@ class Files(RuleBasedStateMachine):
             assert find_checkpoint(self.run, {"k": 1}) is None
         else:
             found = find_checkpoint(self.run, {"k": 1})
-            assert found is not None
             path, step = found
             assert step == max(whole)
             loaded = AtomicCheckpointIO().load_checkpoint(path)

@@ -303,15 +303,3 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     assert stats["retrievals"] == (2 if granularity == "per_head" else 8)
     assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
     assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
-
-
-@pytest.mark.parametrize("cutoff", [0.0, 1.0])
-def test_a_cutoff_of_zero_drops_nothing_and_one_of_one_all(cutoff):
-    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
-    memory = new_memory(k=2, cutoff=cutoff)
-    for part in (slice(0, 30), slice(30, 60)):
-        for layer in (0, 1):
-            memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], ContextMiss(cmt))
-        memory.commit()
-    assert memory.stats["drop_rates"] == [[cutoff] * 4] * 2
-    assert (memory.stats["skipped"], memory.stats["lookups"]) == (cutoff, (1 - cutoff) * 2 * 2 * 4 * 30)

@@ -82,10 +82,9 @@ def test_characters_belong_to_the_piece_they_begin_in(text, data):
 
 @pytest.fixture
 def inspect(tmp_path, monkeypatch, capsys):
-    """A function that runs the task in a folder with two models and a book, and returns its output."""
-    for name, kind in (("DIR", "landmark"), ("plain", "transformer")):
-        config = to_config(compose_conf(["size=nano", "tokenizer=bytes", f"model={kind}"]))
-        saved_run(tmp_path / name, kind, config, block_size=BLOCK)
+    """A function that runs the task in a folder with a model and a book, and returns its output."""
+    config = to_config(compose_conf(["size=nano", "tokenizer=bytes", "model=landmark"]))
+    saved_run(tmp_path / "DIR", config=config, block_size=BLOCK)
     (tmp_path / "book.txt").write_text(LONG, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
@@ -118,7 +117,6 @@ def test_a_command_writes_a_page_whose_file_and_prompt_are_one_text(inspect, tmp
     [
         (["run=DIR", "prompt=hello"], "in a text of 5 tokens, read 250 at a time"),
         (["run=DIR", "prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read"),
-        (["run=plain", "prompt_file=book.txt"], "a transformer has no blocks to retrieve"),
         (["run=DIR", "prompt_file=book.txt", "memory.load=book.memory"], "memory.load=book.memory: is for task=genera"),
     ],
 )

@@ -63,7 +63,7 @@ def small(words: list[str]) -> list[str]:
     """The command with little to do: few rows, and small values for settings that neither it nor a row sets."""
     program, *given = [ELSEWHERE.get(word, word) for word in words]
     values = dict(word.lstrip("+").partition("=")[::2] for word in given)
-    if values.get("task") == "report" or values == {"task": "status"}:  # of all launches
+    if values == {"task": "status"}:  # of all launches
         return [program, *given]
     if values.get("model") == "pretrained":
         return [program, *given, "trainer=cpu", *([] if "generate.tokens" in values else ["generate.tokens=2"])]

@@ -27,7 +27,7 @@ ALLOWED = {
     "inspector": {"memory", "models", "data", "evaluation", "config"},
     "tracking": {"data", "config"},
     "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},
-    "results": {"experiment", "config"},
+    "results": {"config"},
     "cli": {"data", "evaluation", "inspector", "experiment", "results", "tracking", "config", "huggingface", "serving"},
     "loading": {"models", "data", "config"},
     "__main__": {"cli"},

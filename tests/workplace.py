@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from landmark.cli import main as app
-from landmark.cli.command import Command
 from landmark.config import to_config
-from landmark.experiment.records import Records
 from landmark.utils.files import sealed
 from tests.configurations import compose_conf
 
@@ -95,8 +93,3 @@ class Workplace:
         for name, values in parts.items():
             record[name] |= values
         path.write_text(json.dumps(sealed(record)))
-
-    def launches(self):
-        """All records, and the launches that made rows."""
-        words, contents = [f"output={self.output}"], Records(self.output).read_all()
-        return contents, Command.of(to_config(compose_conf(words)), words, compose_conf).launches(contents)

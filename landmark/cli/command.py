@@ -5,25 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from landmark.config import Config, to_config
+from landmark.config import Config
 from landmark.config.checks import check_task
-from landmark.config.command_line import override_key, own_folder, started, suggested_command
-from landmark.config.rows import Compose, Row, compose_job, named, one_line, parse, select
+from landmark.config.command_line import override_key, started, suggested_command
+from landmark.config.rows import Compose, Row, compose_job, named, parse, select
 from landmark.config.schema import TASKS
 from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
-from landmark.experiment.launches import Launch, launched
-from landmark.experiment.records import Contents, Record
+from landmark.experiment.records import Record
 from landmark.experiment.runner import Runner
 from landmark.results.columns import COLUMNS, Source, TableRow
 from landmark.results.tables import check_figure
 from landmark.utils.errors import Diverged, OutOfTime, UserError, counted
-from landmark.utils.trust import words_of_others
 
 _SAID = ("perplexity", "bits_per_byte", "first_copy", "second_copy", "accuracy")
-_OF_A_TASK = ("task", "output", "logger", "trainer")
 
 
 @dataclass
@@ -54,7 +48,6 @@ class Command:
     overrides: list[str]
     rows: list[Row]
     runner: Runner
-    compose: Compose = compose_job
 
     @classmethod
     def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
@@ -66,42 +59,18 @@ class Command:
             raise UserError(f"task={config.task}: must be one of auto, {', '.join(TASKS)}")
         check_task(config)
         check_figure(config.figure)
-        return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output), compose)
+        return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output))
 
     @property
     def is_experiment(self) -> bool:
         """Whether the configuration has named rows."""
         return bool(named(self.config))
 
-    @property
-    def asks_for_all(self) -> bool:
-        """Whether no setting but those of the task itself is given, so that a task covers everything in the output."""
-        return all(override_key(word).partition(".")[0] in _OF_A_TASK for word in self.overrides)
-
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
         """The jobs of the rows (None: the command's), checked. Raises UserError where one of them cannot be made."""
         jobs = self.runner.jobs(self.rows if rows is None else rows)
         self.runner.check(jobs)
         return jobs
-
-    def launch(self) -> Launch:
-        """The launch of the rows that the command line names, and of no others; prepares nothing."""
-        rows: dict[str, list[Job]] = {}
-        for job in (jobs := self.runner.jobs(self.rows, prepare=False)):
-            rows.setdefault(job.name, []).append(job)
-        return Launch(self.config, self.overrides, self.runner.inputs.tokenizer(jobs[0].config).name, rows)
-
-    def launches(self, contents: Contents) -> list[Launch]:
-        """All launches that made rows in the output folder. One that cannot be composed is named in `damaged`."""
-        found = []
-        with words_of_others(own_folder()):
-            for words in launched(contents, self.runner.output, self.compose):
-                try:
-                    other = Command.of(to_config(self.compose(words)), words, self.compose)
-                    found.append(replace(other, runner=self.runner).launch())
-                except (HydraException, OmegaConfBaseException, UserError) as error:
-                    contents.damaged.append(f"{' '.join(words)}: {one_line(error)}")
-        return found
 
     def only_config(self) -> Config:
         """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""

@@ -25,8 +25,8 @@ from landmark.utils.team import started_together
 TASKS: dict[str, Callable[[Command], object]] = {
     **{"prepare": Command.prepare, "train": Command.train, "evaluate": lambda command: command.evaluate().check()},
     **{"chat": reading.chat, "generate": reading.generate, "inspect": reading.inspect},
-    **{"dashboard": overviews.show_dashboard, "plan": overviews.show_plan, "report": overviews.show_report},
-    **{"status": overviews.show_status, "table": tables.show_records},
+    **{"dashboard": overviews.show_dashboard, "plan": overviews.show_plan, "status": overviews.show_status},
+    "table": tables.show_records,
 }
 
 

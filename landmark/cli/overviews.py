@@ -1,4 +1,4 @@
-"""What there is and what is missing: the page shown without a task, `plan`, `status`, `report`, `dashboard`."""
+"""What there is and what is missing: the page shown without a task, `plan`, `status`, `dashboard`."""
 
 import re
 import shlex
@@ -14,15 +14,12 @@ from landmark.config.command_line import override_key, program
 from landmark.config.schema import TASKS
 from landmark.experiment import plan
 from landmark.experiment.jobs import Job
-from landmark.experiment.launches import Launch, describe, lines_of, rows_without_launch, states_of, unfinished
+from landmark.experiment.launches import describe, done, launch_title, lines_of, states_of, unfinished
 from landmark.experiment.processes import device_count
-from landmark.experiment.records import Contents
-from landmark.results.page import page_content
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
-from landmark.utils.files import open_written, write_atomic
+from landmark.utils.files import open_written
 from landmark.utils.hardware import count_gpus, hardware
-from landmark.utils.html_page import filled_page
 from landmark.utils.source_tree import CONF
 
 EXAMPLES = {
@@ -35,7 +32,7 @@ EXAMPLES = {
     "--help": "this page, and every setting with its default",
 }
 _GROUPS = {"paper": "The paper", "beyond": "Beyond the paper", "check": "Checks of this program"}  # `about`
-_OF_A_REPORT = ("experiment", "output", "row", "run", "seed", "task")
+_OF_A_TASK = ("task", "output", "logger", "trainer")  # with these alone, it is about everything in the output folder
 
 
 def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:
@@ -135,59 +132,22 @@ def _suggest_cluster(command: Command, costs: Sequence[plan.Cost]) -> None:
 
 
 def show_status(command: Command) -> None:
-    """Of what the command line names, each run and row; else of all launches, what is not done. Makes nothing."""
-    records = command.runner.records
-    contents = records.read_all()
-    if command.is_experiment or not command.asks_for_all:
-        launch = command.launch()
-        print(describe(launch, states_of(launch, records, contents), command=command.suggest()))
-        print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
-        return
-    begun, told = set[str](), set[str]()
-    launches = command.launches(contents)
-    for launch in launches:
-        states = states_of(launch, records, contents)
-        begun.add(launch.config.name)
-        told |= {each.title for each in states}
-        print(describe(launch, states, is_brief=True))
-    if rows := rows_without_launch(contents, launches):
-        print(f"no experiment, or another one by now: {len(rows)} rows done")
-    more = [(name, state) for name, state in unfinished(records, contents) if state.title not in told]
-    for name in dict.fromkeys(name for name, _ in more):
-        begun.add(name)
-        print(f"{name}:", *lines_of([state for other, state in more if other == name]), sep="\n")
+    """Of what the command line names, each run and row; else of the output folder, by experiment. Makes nothing."""
+    runner, contents = command.runner, command.runner.records.read_all()
+    if command.is_experiment or any(
+        override_key(word).partition(".")[0] not in _OF_A_TASK for word in command.overrides
+    ):
+        jobs = runner.jobs(command.rows, prepare=False)
+        title = launch_title(command.config, command.overrides, runner.inputs.tokenizer(jobs[0].config).name)
+        print(describe(title, states_of(jobs, runner.records, contents), command.suggest()))
+    else:
+        finished, begun = done(contents), unfinished(runner.records, contents)
+        for name in sorted({*finished, *begun}):
+            print(*finished.get(name, [f"{name}: no row is done"]), *lines_of(begun.get(name, [])), sep="\n")
+        new = sorted({name for group in experiments().values() for name in group} - {*finished, *begun})
+        first = shlex.join(program())
+        print(f"not begun: {', '.join(new)}; {first} +experiment=NAME begins one, with task=status it names each row")
     print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
-    new = sorted({name for group in experiments().values() for name in group} - begun)
-    print(f"not begun: {', '.join(new)}; {shlex.join(program())} +experiment=NAME begins one")
-
-
-def show_report(command: Command) -> None:
-    """Write the page: of an experiment, the launches with the command line's settings; else of all."""
-    config, records = command.config, command.runner.records
-    experiment = config.name if command.is_experiment else None
-    contents = records.read_all()
-    launches = every = command.launches(contents)
-    if experiment:
-        asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_REPORT, *config.grid)}
-        launches = [each for each in launches if each.config.name == experiment and asked <= {*each.overrides}]
-    content = page_content(contents, launches, others=experiment is None)
-    if not content["sections"]:
-        raise UserError(_nothing(command, contents, every))
-    if not experiment and not command.asks_for_all:
-        print(f"the page covers everything in {records.output}: no +experiment is named")
-    path = records.output / (f"report-{experiment}.html" if experiment else "report.html")
-    write_atomic(path, page := filled_page("landmark.results", **content))
-    print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
-
-
-def _nothing(command: Command, contents: Contents, launches: Sequence[Launch]) -> str:
-    """A message: of what there are no records, and of what there are some."""
-    place, known = command.runner.output, [each for each in launches if each.found(contents)]
-    if not known and not contents.rows:
-        return "; ".join([f"{place}: there are no records to report", *contents.damaged[:1]])
-    some = "; ".join(f"{each.config.name} ({each.settings})" for each in known) or "other rows"
-    made = f"`{command.suggest()}` makes them"
-    return f"{place}: {command.config.name} has no records with these settings, {made}; there are some of {some}"
 
 
 def show_dashboard(command: Command) -> None:

@@ -27,7 +27,10 @@ def show_records(command: Command) -> None:
     """Show the rows that have a whole record for each seed, and name damaged records. Raises UserError as `show`."""
     contents = command.runner.records.read_all()
     print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
-    show(command, command.launch().found(contents))
+    rows: dict[str, list[Record | None]] = {}
+    for job in command.runner.jobs(command.rows, prepare=False):
+        rows.setdefault(job.name, []).append(contents.rows.get(job.id))
+    show(command, {name: [each for each in records if each] for name, records in rows.items() if all(records)})
 
 
 def show_sweep(config: Config, kept: list[str], overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:

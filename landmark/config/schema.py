@@ -33,7 +33,6 @@ TASKS = {  # what `task=` chooses, in place of training and evaluating
     "generate": "print what follows a prompt, as it is generated",
     "chat": "a conversation in the terminal, about a file or without one",
     "inspect": "write a page that shows the blocks retrieved for each token of a text",
-    "report": "one HTML page of all experiments with a record, or of those that the command line names",
     "status": "print what is done, running, stopped or missing, and the command that makes the rest",
     "dashboard": "a W&B workspace of an experiment's runs and rows, or of the whole project",
 }

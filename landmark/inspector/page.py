@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import codecs
+import hashlib
 import zlib
 from collections.abc import Callable, Iterable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from landmark.inspector.trace import Trace, trace_retrieval
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.files import write_atomic
-from landmark.utils.html_page import filled_page
 
 SCRIPTS = "text.js", "data.js", "panel.js", "page.js"
 UNIT = 0xFFFF  # a weight is stored as a multiple of 1 / UNIT
@@ -89,9 +90,28 @@ def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, A
         "sizes": {name: array.size for name, array in arrays.items()},
         "tokens": token_texts(tokenizer, trace.tokens),
     }
-    return filled_page(
-        "landmark.inspector", SCRIPTS, content=content, title=title, data=base64.b64encode(data).decode()
-    )
+    return filled_page(content=content, title=title, data=base64.b64encode(data).decode())
+
+
+def filled_page(**values: Any) -> str:
+    """page.html filled by Jinja, with its style and scripts. values: shown as text, not as HTML. The policy allows
+    this style and these scripts alone. Raises ValueError for a number that is not finite.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    names = "page.html", "page.css", *SCRIPTS
+    template, style, *scripts = ((files("landmark.inspector") / name).read_text("utf-8") for name in names)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}"
+    safe = {"style": Markup(style), "scripts": [Markup(script) for script in scripts]}
+    return environment.from_string(template).render(values, policy=policy, **safe)
+
+
+def _hash(text: str) -> str:
+    """The source of a Content-Security-Policy that allows exactly this text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def token_texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:

@@ -1,1 +1,1 @@
-"""Tables, figures and the report page, made from records alone. Loads no torch."""
+"""Tables and figures, made from records alone. Loads no torch."""

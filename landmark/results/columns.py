@@ -1,4 +1,4 @@
-"""The columns of a table, fields of `TableRow`: all that the text, the CSV and the page say of each. The CSV has all in
+"""The columns of a table, fields of `TableRow`: all that the text and the CSV say of each. The CSV has all in
 this order; the text those with a title, by group. Values are made from a row's records, one for each seed.
 """
 
@@ -79,6 +79,11 @@ def rank_of(source: Source) -> float | None:
     return statistics.median(ranks) if ranks else None
 
 
+def cutoff_of(source: Source) -> str | None:
+    """Of the context miss token."""
+    return None if (found := setting("cmt_cutoff")(source)) is None else str(found)
+
+
 def off_device(reduce: Reducer) -> Reducer:
     """Only of rows whose blocks were kept on another tier than the device."""
     return lambda source: None if None in source.results("memory", "cache_hits") else reduce(source)
@@ -115,13 +120,11 @@ def provenance(key: str) -> Reducer:
 @dataclass(frozen=True)
 class Column:
     """How the value of a column is made from records (`reduce`), and shown. title: without one it is in the CSV only.
-    meaning: for a tooltip, with the unit. cell: a format, or makes the text. group: columns of a lower one stand before
-    it.
+    cell: a format, or makes the text. group: columns of a lower one stand before it.
     """
 
     reduce: Reducer
     title: str = ""
-    meaning: str = ""
     cell: Callable[[Any, "TableRow"], str] | str = ""
     group: int = 1
 
@@ -138,8 +141,7 @@ def _copy(which: str) -> Any:
         spread = getattr(row, f"{which}_copy_spread")
         return f"{nats:.4f}" if spread is None else f"{nats:.4f} ± {spread:.4f}"
 
-    meaning = f"loss on a stretch of text when it is read for the {which} time, nats a token, ± as for perplexity"
-    return column(mean(f"{which}_copy"), f"{which} copy, nats", meaning, cell)
+    return column(mean(f"{which}_copy"), f"{which} copy, nats", cell)
 
 
 def _perplexity(value: float, row: "TableRow") -> str:
@@ -176,123 +178,65 @@ def _percent(value: float, _: "TableRow") -> str:
     return f"{100 * value:.0f} %"
 
 
-def _printed_drop_rate(where: str, place: str) -> Any:
-    meaning = f"lookups that the context miss token drops {place}"
-    return column(printed(f"drop_rate_{where}", float), f"dropped, {where}", meaning, _percent, group=2)
+def _megabytes(form: str) -> Any:
+    return lambda count, _: format(count / 1e6, form)
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: a perplexity, a probe, accuracy, or ranks of texts. Comments are for columns that are not shown."""
+    """One row: a perplexity, a probe, accuracy, or ranks of texts."""
 
-    name: str = column(lambda row: row.name, "row", "name of the row in the experiment's file")
-    model: str = column(setting("model"), "model", "kind of model")
-    length: int = column(setting("eval_length"), "length", "evaluation length, tokens")
-    local: int = column(setting("local"), "local", "tokens read at a time")
-    blocks: int | None = column(setting("blocks"), "blocks", "most blocks kept in memory")
-    k: int | None = column(setting("k"), "k", "blocks retrieved")
+    name: str = column(lambda row: row.name, "row")
+    model: str = column(setting("model"), "model")
+    length: int = column(setting("eval_length"), "length")  # of an evaluation, tokens
+    local: int = column(setting("local"), "local")  # tokens read at a time
+    blocks: int | None = column(setting("blocks"), "blocks")  # most kept in memory
+    k: int | None = column(setting("k"), "k")
     granularity: str | None = column(setting("granularity"))  # what retrieves its own blocks: token, head or both
     scorer: str | None = column(setting("scorer"))  # what ranks the blocks
     measured: str = column(lambda row: kind_of(row.records[0]["results"]))  # one of `KINDS`
-    attention_size: int | None = column(printed("attention_size", int), "attention size", "the paper's column")
-    keys_attended: float | None = column(
-        mean("keys_attended"), "keys attended", "normal tokens that a query attends to, mean over queries", ".0f"
-    )
-    perplexity: float | None = column(
-        mean("perplexity"),
-        "perplexity",
-        "measured here on text, ± standard error over segments, or standard deviation over seeds",
-        _perplexity,
-    )
-    spread: float | None = column(spread_of("perplexity"))  # of the perplexity, over segments or seeds
-    paper: float | None = column(printed("perplexity_paper", float), "paper", "perplexity in the paper", ".2f")
-    poster: float | None = column(
-        printed("perplexity_poster", float), "poster", "perplexity on the paper's poster", ".2f"
-    )
+    attention_size: int | None = column(printed("attention_size", int), "attention size")  # the paper's column
+    # Normal tokens that a query attends to, mean over queries.
+    keys_attended: float | None = column(mean("keys_attended"), "keys attended", ".0f")
+    perplexity: float | None = column(mean("perplexity"), "perplexity", _perplexity)
+    spread: float | None = column(spread_of("perplexity"))  # standard error over segments, or deviation over seeds
+    paper: float | None = column(printed("perplexity_paper", float), "paper", ".2f")
+    poster: float | None = column(printed("perplexity_poster", float), "poster", ".2f")
     against: str | None = column(lambda row: row.against if row.difference else None)
+    # Of the loss from the first row that measures the same, paired on the same text.
     difference: float | None = column(
-        lambda row: row.difference and row.difference.nats,
-        "vs first row, nats",
-        "difference of the loss from the first row that measures the same, paired on the same text, ± standard error, "
-        "nats a token",
-        _difference,
+        lambda row: row.difference and row.difference.nats, "vs first row, nats", _difference
     )
     difference_error: float | None = column(lambda row: row.difference and row.difference.error)
     first_copy: float | None = _copy("first")
     first_copy_spread: float | None = column(spread_of("first_copy"))
     second_copy: float | None = _copy("second")
     second_copy_spread: float | None = column(spread_of("second_copy"))
-    accuracy: float | None = column(
-        mean("accuracy"),
-        "accuracy",
-        "prompts answered, or sentences with a block among the first ten; in brackets the 95 % interval",
-        _accuracy,
-        group=3,
-    )
+    # Prompts answered, or sentences with a block among the first ten, with the 95 % interval.
+    accuracy: float | None = column(mean("accuracy"), "accuracy", _accuracy, group=3)
     accuracy_low: float | None = column(bound_of_accuracy("accuracy_low", -1))
     accuracy_high: float | None = column(bound_of_accuracy("accuracy_high", 1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
-    median_rank: float | None = column(
-        rank_of, "median rank", "rank of the place, median over the texts of all seeds", ",.0f", group=3
-    )
-    distinct_blocks: float | None = column(
-        mean("retrieval", "distinct_blocks"),
-        "distinct blocks",
-        "different blocks that a chunk retrieves, mean over layers and samples",
-        ".1f",
-        group=3,
-    )
-    bytes_moved: float | None = column(
-        mean("retrieval", "bytes_moved"),
-        "moved, MB",
-        "keys and values to move to the device for a chunk, all layers, megabytes",
-        lambda count, _: f"{count / 1e6:.1f}",
-        group=3,
-    )
-    bits_per_byte: float | None = column(
-        mean("bits_per_byte"), "bits/byte", "loss a byte of text, bits", ".4f", group=3
-    )
-    word_perplexity: float | None = column(
-        mean("word_perplexity"), "word ppl", "perplexity a word of text", _word_perplexity, group=3
-    )
-    tokens_per_second: float | None = column(
-        mean("tokens_per_second"), "tokens/s", "speed of the evaluation, tokens a second", ",.0f", group=3
-    )
+    median_rank: float | None = column(rank_of, "median rank", ",.0f", group=3)
+    # Of a chunk, mean over layers and samples.
+    distinct_blocks: float | None = column(mean("retrieval", "distinct_blocks"), "distinct blocks", ".1f", group=3)
+    # Keys and values to move to the device for a chunk, all layers.
+    bytes_moved: float | None = column(mean("retrieval", "bytes_moved"), "moved, MB", _megabytes(".1f"), group=3)
+    bits_per_byte: float | None = column(mean("bits_per_byte"), "bits/byte", ".4f", group=3)
+    word_perplexity: float | None = column(mean("word_perplexity"), "word ppl", _word_perplexity, group=3)
+    tokens_per_second: float | None = column(mean("tokens_per_second"), "tokens/s", ",.0f", group=3)
     seconds: float | None = column(mean("seconds"))
     peak_memory_bytes: float | None = column(mean("peak_memory_bytes"))
     resident_bytes: float | None = column(
-        off_device(mean("peak_memory_bytes")),
-        "peak, MB",
-        "most memory of the process, where blocks are kept off the device, megabytes",
-        lambda count, _: f"{count / 1e6:,.0f}",
-        group=4,
+        off_device(mean("peak_memory_bytes")), "peak, MB", _megabytes(",.0f"), group=4
     )
-    searching: float | None = column(
-        off_device(share_of_searching),
-        "searching",
-        "share of the time that the search for blocks took, where they are kept off the device",
-        _percent,
-        group=3,
-    )
-    cutoff: str | None = column(
-        lambda row: None if (found := setting("cmt_cutoff")(row)) is None else str(found),
-        "cutoff",
-        "cutoff of the context miss token",
-        group=2,
-    )
-    drop_rate: float | None = column(
-        mean("memory", "drop_rate"),
-        "dropped",
-        "lookups that the context miss token drops, mean and standard deviation over seeds",
-        _drop_rate,
-        group=2,
-    )
+    searching: float | None = column(off_device(share_of_searching), "searching", _percent, group=3)
+    cutoff: str | None = column(cutoff_of, "cutoff", group=2)
+    drop_rate: float | None = column(mean("memory", "drop_rate"), "dropped", _drop_rate, group=2)
     drop_rate_spread: float | None = column(lambda row: row.deviation("memory", "drop_rate"))
-    drop_rate_paper: float | None = _printed_drop_rate("paper", "in the paper")
-    drop_rate_poster: float | None = _printed_drop_rate("poster", "on the paper's poster")
-    mapping: str | None = column(
-        setting("mapping"), "mapping", "positions in memory, where they are not the stingy ones", group=2
-    )
+    drop_rate_paper: float | None = column(printed("drop_rate_paper", float), "dropped, paper", _percent, group=2)
+    drop_rate_poster: float | None = column(printed("drop_rate_poster", float), "dropped, poster", _percent, group=2)
+    mapping: str | None = column(setting("mapping"), "mapping", group=2)  # of positions, where it is not stingy
     note: str = column(lambda row: row.printed.get("note") or "")
     commit: str = column(provenance("commit"))
     hardware: str = column(provenance("hardware"))

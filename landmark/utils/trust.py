@@ -1,23 +1,20 @@
 """Who may name what.
 
 - The command line, a folder of settings (`--config-dir`) and a caller in Python name modules of their own.
-- A folder that is read (a run, a saved memory, an adapter), a record and a launch name modules of this package, and
-  files in their own folder. Another module that they name is imported only where the command line names it too.
+- A folder that is read (a run, a saved memory, an adapter) names modules of this package, and files in its own
+  folder. Another module that it names is imported only where the command line names it too.
 - No module is imported from a folder of results, or from one that is read.
 - What a scheduler writes into a script is one line of plain text.
 """
 
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from landmark.utils.errors import UserError
 
 _named: set[str] = set()  # modules outside of this package that the command line, or a caller in Python, names
-_by_others = False  # whether words of records are composed
 
 
 def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | None] = ()) -> None:
@@ -32,21 +29,7 @@ def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | Non
                 raise UserError(
                     f"{name}: lies in {inside[0]}, from which no code is run: copy it to a folder of your own"
                 )
-        if not _by_others:
-            _named.add(name)
-
-
-@contextmanager
-def words_of_others(settings: Path | None) -> Iterator[None]:
-    """What is composed here comes from records, which name no modules but those in `settings`, of `--config-dir`."""
-    global _by_others
-    for file in filter(Path.is_file, settings.rglob("*.yaml") if settings else ()):
-        _named.update(re.findall(r"\w+(?:\.\w+)+", file.read_text(encoding="utf-8", errors="replace")))
-    _by_others = True
-    try:
-        yield
-    finally:
-        _by_others = False
+        _named.add(name)
 
 
 def check_module(name: str, key: str) -> None:

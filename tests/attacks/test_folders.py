@@ -172,8 +172,6 @@ class TestRecord:
         work.edit(path, labels={"overrides": [words[0], word, *words[1:]]})
         assert here(f"output={work.output}", "task=status").code == 0
         assert not ran()
-        here("--config-dir", str(settings(here.folder, "data", "mine", "name: apart.payload\n")), "task=status")
-        assert ran() == word.startswith("data"), "a folder of settings may name it, and a plan needs its corpus"
 
     @pytest.mark.parametrize("row", ["a\x1b[2Jb", 3])
     def test_its_name_is_text(self, work, here, row):
@@ -181,7 +179,6 @@ class TestRecord:
         work.edit(path, labels={"row": row})
         done = here(f"output={work.output}", "task=status")
         assert f"{path.name}: labels: row is {row!r}, no line of plain text" in done.out
-        assert "no line of plain text" in here(f"output={work.output}", "task=report").err
 
     def made(self, work):
         work("+experiment=quickstart", "data=pg19", "row=plain_512")
@@ -266,16 +263,16 @@ hydra:
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_what_stands_in_the_place_of_a_file_is_replaced_or_named(work, here, capsys, kind):
-    """A table, a report, and what a killed process may have left."""
+    """A table, and what a killed process may have left."""
     words = ("+experiment=quickstart", "data=pg19", "row=plain_512")
     work(*words)
     work(*words, "task=table")
-    places = [*work.output.glob("tables/*/*.md"), work.output / "report-quickstart.html", work.output / ".left.tmp"]
+    places = [*work.output.glob("tables/*/*.md"), work.output / ".left.tmp"]
     for path in places:
         path.unlink(missing_ok=True)
         path.mkdir() if kind == "folder" else os.mkfifo(path)
     capsys.readouterr()
-    for task in ("table", "report", "evaluate"):
+    for task in ("table", "evaluate"):
         done = here(*work.common, *words, f"task={task}")
         is_in_the_way = kind == "folder" and task != "evaluate"
         assert (done.code, done.err.count("\n")) == ((2, 1) if is_in_the_way else (0, 0)), done.err

@@ -40,7 +40,6 @@ task=generate → task=generate: set prompt=
 prompt=hello → prompt=hello: is for task=generate or inspect
 task=generate run=nowhere tokenizer=bytes prompt=hello → run=nowhere: no such run, outputs/runs has no run
 task=generate "run=''" prompt=hello → run=: names no run, write latest, a name or
-task=report → outputs: there are no records to report
 output=a.txt/x task=status → a.txt is a file, no folder can be made there
 output=odd task=generate run=latest prompt=x → odd/runs is a file, no folder can be made there
 output=a.txt task=prepare → a.txt is a file, no folder can be made there

@@ -86,7 +86,7 @@ def test_damaged_records_are_named_and_the_others_are_shown(work, capsys):
         broken.write_text(content)
         for part, path in damaged.items():
             path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
-        for task in ("report", "status", "table"):
+        for task in ("status", "table"):
             words = [*work.common, *quickstart] if task == "table" else [f"output={work.output}"]
             work.task(*words, f"task={task}")
             said = capsys.readouterr().out

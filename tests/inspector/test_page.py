@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from landmark.config import to_config
-from landmark.inspector.page import NATS, SCRIPTS, UNIT, _characters, render
+from landmark.inspector.page import NATS, SCRIPTS, UNIT, _characters, filled_page, render
 from landmark.inspector.trace import Trace, trace_retrieval
 from landmark.utils.errors import UserError
-from landmark.utils.html_page import filled_page
 from tests.configurations import compose_conf
 from tests.inspector.conftest import BLOCK, LOCAL, TEXT, TOKENIZER, model_of
 from tests.saved import saved_run
@@ -128,7 +127,7 @@ def test_bad_input_is_refused(inspect, tmp_path, words, said):
 
 
 def test_the_policy_has_the_hash_of_each_style_and_script():
-    page = filled_page("landmark.inspector", SCRIPTS, content={}, title="", data="")
+    page = filled_page(content={}, title="", data="")
     elements = re.findall(r"<(?:style|script)>(.*?)</(?:style|script)>", page, re.DOTALL)
     assert len(elements) == 1 + len(SCRIPTS), "a script holds the end of one"
     allowed = html.unescape(page)
@@ -137,4 +136,4 @@ def test_the_policy_has_the_hash_of_each_style_and_script():
         assert f"'sha256-{digest}'" in allowed
     assert "unsafe-inline" not in page
     with pytest.raises(ValueError, match="not JSON compliant"):
-        filled_page("landmark.inspector", SCRIPTS, content={"k": float("nan")}, title="", data="")
+        filled_page(content={"k": float("nan")}, title="", data="")

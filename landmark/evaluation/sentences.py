@@ -1,11 +1,8 @@
 """The paper's remark that the landmark scores inside a document measure its relevance (Section 3.2), measured.
 
-Sentences of some books are asked for, and all blocks of the books are ranked. How high is a block of the sentence?
-
-1. A model reads the books, WINDOW blocks at a time. Of each block it keeps the key of the landmark, or of every token.
-2. A head's score of a block is a softmax of the query's scores over all blocks, where a block of tokens has the
-   log-sum-exp of their scores. Its logarithm is averaged over the tokens of the query, and over the best heads.
-3. BM25 ranks the texts of the same blocks. Chance is computed.
+Sentences of some books are asked for, and all blocks are ranked. A model reads the books, WINDOW blocks at a time, and
+of each block keeps the key of the landmark, or of every token. A head's score of a block is a softmax over blocks of
+the query's scores, where a block of tokens has their log-sum-exp. Its logarithm is averaged over tokens and heads.
 """
 
 from __future__ import annotations
@@ -15,23 +12,23 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landmark.attention.rotary import rotate
+from landmark.config import Config
+from landmark.data import Stream, Tokenizer
+from landmark.evaluation.measurement import Progress
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
-if TYPE_CHECKING:
-    from landmark.config import Config
-    from landmark.data import Stream, Tokenizer
-
-SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
+SENTENCE = r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]"
 WORDS = range(16, 41)  # of a sentence that may be a query
 AT = 10  # rank up to which a block counts as found
 WINDOW, BATCH = 10, 8  # blocks that attend to each other, as in training; windows that are read together
@@ -39,18 +36,11 @@ AT_ONCE = 1 << 25  # scores of tokens in memory
 
 
 def evaluate_sentences(
-    model: Any,
-    streams: dict[str, Stream],
-    tokenizer: Tokenizer,
-    config: Config,
-    progress: Callable[[int, int], None] | None = None,
+    model: Any, streams: dict[str, Stream], tokenizer: Tokenizer, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """How often a block of the sentence is ranked among the first, for `eval.prompts` sentences. streams: the split
-    `eval.split`, and `validation`, where the heads are chosen.
-
-    Returns accuracy (the share with a block among the first ten), accuracy_low, accuracy_high (Clopper–Pearson, 95 %),
-    prompts, ranks (of the first block that counts, from 1; none for chance), blocks, heads [[layer, head]], tokens,
-    seconds, tokens_per_second, peak_memory_bytes. Raises UserError if a split has too few sentences.
+    """accuracy (the share of `eval.prompts` sentences with a block among the first ten), accuracy_low, accuracy_high
+    (Clopper–Pearson, 95 %), prompts, ranks (of the first block that counts, from 1; none for chance), blocks, heads
+    [[layer, head]], and the cost. streams: the split `eval.split`, and `validation`, where the heads are chosen.
     """
     reset_peak_memory()
     started, stream, method = time.perf_counter(), streams[config.eval.split], config.eval.retriever
@@ -63,10 +53,11 @@ def evaluate_sentences(
         if method == "bm25":
             score = _bm25(asked.texts)
         else:
-            of_tokens = method == "tokens"
+            scored = partial(scorer, model, tokenizer, method == "tokens")
             validation = asked_blocks(streams["validation"], tokenizer, config, model.config.block_size)
-            heads = results["heads"] = _best_heads(Scorer(model, tokenizer, validation.ids, of_tokens), validation)
-            score = Scorer(model, tokenizer, asked.ids, of_tokens, heads)
+            heads = results["heads"] = _best_heads(scored(validation.ids), validation)
+            by_head = scored(asked.ids, heads)
+            score = lambda text: torch.stack([*by_head(text).values()]).mean(0)  # noqa: E731
         ranks = results["ranks"] = []
         for query, wanted in zip(asked.queries, asked.wanted, strict=True):
             ranks.append(_rank(score(query), wanted))
@@ -74,63 +65,60 @@ def evaluate_sentences(
                 progress(len(ranks), len(asked.queries))
         found = sum(rank <= AT for rank in ranks)
         share, (low, high) = found / len(ranks), clopper_pearson(found, len(ranks))
-    results |= {"accuracy": share, "accuracy_low": low, "accuracy_high": high}
-    cost = {"tokens": len(stream), "seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory_bytes()}
-    return results | cost | {"tokens_per_second": cost["tokens"] / cost["seconds"]}
+    results |= {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "tokens": len(stream)}
+    seconds = time.perf_counter() - started
+    cost = {"seconds": seconds, "tokens_per_second": len(stream) / seconds, "peak_memory_bytes": peak_memory_bytes()}
+    return results | cost
 
 
-class Scorer:
-    """A model's scores of blocks for a text, by some heads (layer, head), or all. ids: of documents, (blocks · ℓ,)."""
+def scorer(
+    model: Any, tokenizer: Tokenizer, of_tokens: bool, ids: Iterable[np.ndarray], heads: Any = None
+) -> Callable[[str], dict[tuple[int, int], Tensor]]:
+    """Scores (blocks,) of a text by each head (layer, head), or some: means of logarithms. ids: of documents."""
+    model, parts = model.eval(), defaultdict(list)
+    for document in ids:
+        *whole, last = torch.from_numpy(document).split(WINDOW * model.config.block_size)
+        for batch in (*(torch.stack(whole).split(BATCH) if whole else ()), last[None]):
+            for layer, state in _read(model, batch)[1].layers.items():
+                store = state.store
+                each = store.blocks.keys if of_tokens else store.landmarks[..., None, :]
+                parts[layer].append(each[:, :, : len(store)].transpose(0, 1).flatten(1, 2))
+    keys = {layer: torch.cat(each, 1) for layer, each in parts.items()}  # (H_kv, blocks, 1 or ℓ, d)
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, ids: Iterable[np.ndarray], of_tokens: bool, heads: Any = None):
-        self._model, self._tokenizer, self._heads = model.eval(), tokenizer, heads
-        keys: dict[int, list[Tensor]] = defaultdict(list)
-        for document in ids:
-            *whole, last = torch.from_numpy(document).split(WINDOW * model.config.block_size)
-            for batch in (*(torch.stack(whole).split(BATCH) if whole else ()), last[None]):
-                for layer, state in self._read(batch)[1].layers.items():
-                    store = state.store
-                    each = store.blocks.keys if of_tokens else store.landmarks[..., None, :]
-                    keys[layer].append(each[:, :, : len(store)].transpose(0, 1).flatten(1, 2))
-        self.keys = {layer: torch.cat(parts, 1) for layer, parts in keys.items()}  # (H_kv, blocks, 1 or ℓ, d)
-
-    def __call__(self, text: str) -> Tensor:
-        """The mean score by the heads, (blocks,)."""
-        return torch.stack(list(self.by_head(text).values())).mean(0)
-
-    def by_head(self, text: str) -> dict[tuple[int, int], Tensor]:
-        """The scores (blocks,) by each head: means of logarithms, at most 0."""
-        queries, _ = self._read(torch.from_numpy(self._tokenizer.encode(text).astype(np.int64))[None])
-        heads = self._heads or [(layer, head) for layer, q in queries.items() for head in range(q.shape[1])]
+    def by_head(text: str) -> dict[tuple[int, int], Tensor]:
+        queries, _ = _read(model, torch.from_numpy(tokenizer.encode(text).astype(np.int64))[None])
         found = {}
-        for layer, head in heads:
-            q, keys = queries[layer][0], self.keys[layer]
-            of_head, asking = keys[head * len(keys) // len(q)], q[head] / math.sqrt(q.shape[-1])
-            parts = of_head.split(max(1, AT_ONCE // (len(asking) * of_head.shape[1])))
-            scores = torch.cat([(part.to(q.dtype) @ asking.T).logsumexp(1) for part in parts])
+        for layer, head in heads or [(layer, head) for layer, q in queries.items() for head in range(q.shape[1])]:
+            q = queries[layer][0]
+            of_head, asking = keys[layer][head * len(keys[layer]) // len(q)], q[head] / math.sqrt(q.shape[-1])
+            pieces = of_head.split(max(1, AT_ONCE // (len(asking) * of_head.shape[1])))
+            scores = torch.cat([(piece.to(q.dtype) @ asking.T).logsumexp(1) for piece in pieces])
             found[layer, head] = scores.log_softmax(0).mean(1)  # a softmax over blocks for each token of the text
         return found
 
-    @torch.no_grad()
-    def _read(self, ids: Tensor) -> tuple[dict[int, Tensor], Any]:
-        """The queries (B, H, T, d) of each layer, rotated as if every block were just before them, and the memory."""
-        cache, queries = self._model.new_memory(k=0), {}
-        memory = getattr(cache, "memory", cache)  # of a model of transformers
-        attend = memory.attend
-
-        def noting(layer: int, q: Tensor, *others: Any, **extra: Any) -> Tensor:
-            exact = q.to(torch.promote_types(q.dtype, torch.float32))
-            queries[layer] = rotate(exact, memory.keys.rotary(layer)(memory.width, q.shape[2], q))
-            return attend(layer, q, *others, **extra)
-
-        memory.attend = noting
-        self._model(ids.to(next(self._model.parameters()).device), memory=cache, last=True)
-        return queries, memory
+    return by_head
 
 
-def _best_heads(score: Scorer, asked: AskedBlocks) -> list[list[int]]:
+@torch.no_grad()
+def _read(model: Any, ids: Tensor) -> tuple[dict[int, Tensor], Any]:
+    """The queries (B, H, T, d) of each layer, rotated as if every block were just before them, and the memory."""
+    cache, queries = model.new_memory(k=0), {}
+    memory = getattr(cache, "memory", cache)  # of a model of transformers
+    attend = memory.attend
+
+    def noting(layer: int, q: Tensor, *others: Any, **extra: Any) -> Tensor:
+        exact = q.to(torch.promote_types(q.dtype, torch.float32))
+        queries[layer] = rotate(exact, memory.keys.rotary(layer)(memory.width, q.shape[2], q))
+        return attend(layer, q, *others, **extra)
+
+    memory.attend = noting
+    model(ids.to(next(model.parameters()).device), memory=cache, last=True)
+    return queries, memory
+
+
+def _best_heads(by_head: Callable[[str], dict[tuple[int, int], Tensor]], asked: AskedBlocks) -> list[list[int]]:
     """The heads whose summed scores rank the wanted blocks best: the first n, by the ranks that each alone gives."""
-    found = [score.by_head(query) for query in asked.queries]
+    found = [by_head(query) for query in asked.queries]
 
     def distance(scores: Iterable[Tensor]) -> float:
         return sum(math.log(_rank(each, wanted)) for each, wanted in zip(scores, asked.wanted, strict=True))
@@ -158,25 +146,22 @@ class AskedBlocks(NamedTuple):
     wanted: list[list[int]]
 
 
-def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, int, str]]:
-    """Random sentences of 16 to 40 words that occur once: text's number, place, words. Raises UserError for too few."""
-    found = [
-        (number, match.start(), match.group())
-        for number, text in enumerate(texts)
-        for match in SENTENCE.finditer(text)
-        if len(match.group().split()) in WORDS and text.count(match.group()) == 1
-    ]
-    if len(found) < count:
-        raise UserError(f"eval.prompts={count}: the split has only {len(found)} sentences of 16 to 40 words")
-    return sorted(found[n] for n in np.random.default_rng(seed).choice(len(found), count, replace=False))
-
-
 def asked_blocks(stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int) -> AskedBlocks:
-    """The blocks of a stream's documents, and those that hold `eval.prompts` sentences, which are asked for."""
-    tokens = np.asarray(stream.tokens)
+    """The blocks of a stream's documents, and those that hold `eval.prompts` random sentences, which are asked for: of
+    16 to 40 words, once in their document. Raises UserError for too few.
+    """
+    tokens, count = np.asarray(stream.tokens), config.eval.prompts
     documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.eot) + 1)[:-1]
     texts = [tokenizer.decode(document) for document in documents if len(document) > 1]
-    asked = sentences(texts, config.eval.prompts, config.seed)
+    known = [
+        (number, match.start(), match.group())
+        for number, text in enumerate(texts)
+        for match in re.finditer(SENTENCE, text)
+        if len(match.group().split()) in WORDS and text.count(match.group()) == 1
+    ]
+    if len(known) < count:
+        raise UserError(f"eval.prompts={count}: the split has only {len(known)} sentences of 16 to 40 words")
+    asked = sorted(known[n] for n in np.random.default_rng(config.seed).choice(len(known), count, replace=False))
     found = AskedBlocks([], [], [sentence for *_, sentence in asked], [[] for _ in asked])
     for number, text in enumerate(texts):
         ids, ends = tokenizer.encode_with_ends(text)
@@ -194,12 +179,7 @@ def asked_blocks(stream: Stream, tokenizer: Tokenizer, config: Config, block_siz
 def _bm25(texts: list[str]) -> Callable[[str], Tensor]:
     import bm25s
 
-    settings: dict[str, Any] = {"stopwords": "en", "show_progress": False}
+    words: Any = partial(bm25s.tokenize, stopwords="en", show_progress=False)
     ranker = bm25s.BM25()
-    ranker.index(bm25s.tokenize(texts, **settings), show_progress=False)
-
-    def score(text: str) -> Tensor:
-        words: Any = bm25s.tokenize([text], return_ids=False, **settings)[0]
-        return torch.from_numpy(ranker.get_scores(words))
-
-    return score
+    ranker.index(words(texts), show_progress=False)
+    return lambda text: torch.from_numpy(ranker.get_scores(words([text], return_ids=False)[0]))

@@ -14,7 +14,7 @@ pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data import Stream, load_tokenizer
 from landmark.evaluation import sentences
-from landmark.evaluation.sentences import WINDOW, Scorer, _rank, asked_blocks, evaluate_sentences
+from landmark.evaluation.sentences import WINDOW, _rank, asked_blocks, evaluate_sentences, scorer
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.errors import UserError
@@ -51,17 +51,16 @@ def asking(ranker="landmark", prompts=QUERIES):
 
 
 def test_sentences_stand_once_in_their_text_and_are_drawn_by_the_seed():
-    texts = made_up(1)
-    asked = sentences.sentences(texts, QUERIES, seed=0)
+    texts, config = made_up(1), asking()
+    asked = asked_blocks(stream(texts), TOKENIZER, config, BLOCK).queries
     assert len(asked) == QUERIES
-    for number, start, sentence in asked:
-        assert texts[number][start:].startswith(sentence)
-        assert texts[number].count(sentence) == 1
+    for sentence in asked:
+        assert sum(text.count(sentence) for text in texts) == 1
         assert 16 <= len(sentence.split()) <= 40
-    assert sentences.sentences(texts, QUERIES, seed=0) == asked
-    assert sentences.sentences(texts, QUERIES, seed=1) != asked
+    assert asked_blocks(stream(texts), TOKENIZER, config, BLOCK).queries == asked
+    assert asked_blocks(stream(texts), TOKENIZER, replace(config, seed=1), BLOCK).queries != asked
     with pytest.raises(UserError, match="has only"):
-        sentences.sentences(texts, 1000, seed=0)
+        asked_blocks(stream(texts), TOKENIZER, asking(prompts=1000), BLOCK)
     scores = torch.tensor([0.5, 3.0, 1.0, 2.0, 1.0])
     assert _rank(scores, [1]) == 1
     assert _rank(scores, [0, 3]) == 2
@@ -138,14 +137,12 @@ def test_scores_are_softmaxes_over_blocks(model, of_tokens, at_once, monkeypatch
             scores = torch.einsum("td,bnd->tbn", queries[head], keys[head // 2]) / math.sqrt(8)
             weights = scores.exp().sum(-1)
             expected[layer, head] = (weights / weights.sum(-1, keepdim=True)).log().mean(0)
-    scorer = Scorer(model, TOKENIZER, asked.ids, of_tokens)
-    found = scorer.by_head(text)
+    found = scorer(model, TOKENIZER, of_tokens, asked.ids)(text)
     assert found.keys() == expected.keys()
     for head in expected:
         torch.testing.assert_close(found[head], expected[head])
-    torch.testing.assert_close(scorer(text), torch.stack(list(expected.values())).mean(0))
-    some = Scorer(model, TOKENIZER, asked.ids, of_tokens, [(1, 2), (0, 3)])
-    torch.testing.assert_close(some(text), (expected[1, 2] + expected[0, 3]) / 2)
+    some = scorer(model, TOKENIZER, of_tokens, asked.ids, [(1, 2), (0, 3)])(text)
+    assert list(some) == [(1, 2), (0, 3)]
 
 
 @functools.cache
@@ -169,16 +166,21 @@ def test_recall_counts_the_ranks(model, retriever):
 def test_the_best_heads_are_chosen_on_the_validation_split(model):
     """Their sum ranks the wanted blocks higher there than the best head alone, and than all heads."""
     asked = asked_blocks(stream(made_up(3)), TOKENIZER, asking(), BLOCK)
-    scorer = Scorer(model, TOKENIZER, asked.ids, of_tokens=False)
-    found = [scorer.by_head(query) for query in asked.queries]
+    by_head = scorer(model, TOKENIZER, False, asked.ids)
+    found = [by_head(query) for query in asked.queries]
 
     def distance(heads):
         sums = [sum(scores[head] for head in heads) for scores in found]
         return sum(math.log(_rank(each, wanted)) for each, wanted in zip(sums, asked.wanted, strict=True))
 
-    best = distance([tuple(head) for head in evaluated(model, "landmark")["heads"]])
+    heads = [tuple(head) for head in evaluated(model, "landmark")["heads"]]
+    best = distance(heads)
     assert best <= min(distance([head]) for head in found[0])
     assert best <= distance(found[0])
+    there = asked_blocks(stream(made_up(4)), TOKENIZER, asking(), BLOCK)
+    by_best = scorer(model, TOKENIZER, False, there.ids, heads)
+    means = [sum(by_best(query).values()) / len(heads) for query in there.queries]
+    assert [_rank(*each) for each in zip(means, there.wanted, strict=True)] == evaluated(model, "landmark")["ranks"]
 
 
 def test_chance_is_that_of_drawing_and_needs_no_model(model):

@@ -15,25 +15,21 @@ from landmark.experiment.records import Record
 from landmark.experiment.runner import Runner
 from landmark.results.columns import COLUMNS, Source, TableRow
 from landmark.results.tables import check_figure
-from landmark.utils.errors import Diverged, OutOfTime, UserError, counted
+from landmark.utils.errors import Diverged, UserError, counted
 
 _SAID = ("perplexity", "bits_per_byte", "first_copy", "second_copy", "accuracy")
 
 
 @dataclass
 class Evaluated:
-    """records: one per seed of each row that has them all. made: how many now. diverged, left: names of other rows."""
+    """records: one per seed of each row that has them all. made: how many now. diverged: names of other rows."""
 
     records: dict[str, list[Record]] = field(default_factory=dict)
     made: int = 0
     diverged: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise UserError where rows diverged or are left."""
-        if self.left:
-            names = ", ".join(dict.fromkeys(self.left))
-            raise OutOfTime(f"the budget is used, the same command goes on from here: {names}")
+        """Raise Diverged where rows diverged."""
         if self.diverged:
             names = list(dict.fromkeys(self.diverged))
             count = counted(len(names), "row")
@@ -138,15 +134,12 @@ class Command:
                 found[job.id] = record
                 done.made += is_new
                 print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
-            except (Diverged, OutOfTime) as error:
+            except Diverged as error:
                 print(f"{title}: {error}")
-                if isinstance(error, OutOfTime):
-                    done.left.append(job.name)
-                    continue
                 done.diverged.append(job.name)
                 lost |= {run.id for run in job.run.trainings if not self.runner.is_trained(run)}
         for job in jobs:
-            if job.name not in (*done.diverged, *done.left):
+            if job.name not in done.diverged:
                 done.records.setdefault(job.name, []).append(found[job.id])
         return done
 

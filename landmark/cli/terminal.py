@@ -59,7 +59,7 @@ def show_log(stream: TextIO | None = None) -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Exit codes: 2 for bad input, 124 for a budget's end, 130 for an interrupt, 128 + a signal's number, else 1."""
+    """Exit codes: 2 for bad input, 130 for an interrupt, 128 + a signal's number, else 1."""
     try:
         yield
     except Stopped as stop:
@@ -84,7 +84,7 @@ def report(error: Exception) -> int:
         traceback.print_exception(error)
         return 1
     print(f"error: {message}", file=sys.stderr)
-    return getattr(error, "code", 2)
+    return 2
 
 
 def said(error: Exception) -> str | None:

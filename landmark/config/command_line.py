@@ -3,7 +3,6 @@
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ PROGRAM = "landmark"
 class StartedJob:
     """What this process carries out: a typed command, or one job of a sweep. words: its overrides. launcher: which
     started it (`submitit_slurm`), by the overrides launcher_words. name, number: of a job, its values of what is swept,
-    and its place. since: when the command began, seconds of the epoch.
+    and its place.
     """
 
     words: list[str] = field(default_factory=list)
@@ -26,7 +25,6 @@ class StartedJob:
     launcher_words: list[str] = field(default_factory=list)
     name: str | None = None
     number: int | None = None
-    since: float = field(default_factory=time.time)
 
 
 _started = StartedJob()

@@ -144,7 +144,6 @@ class TrainerConfig:
     strategy: str = one_of("auto", "ddp", "fsdp")
     threads: int | None = setting(None, least=1, most=MOST_THREADS)  # null: OMP_NUM_THREADS, or the cores
     compile: bool = False  # training: torch.compile makes few kernels of what is not attention
-    budget: float | None = setting(None, above=0)  # minutes after which a command ends, a training with a checkpoint
 
 
 @dataclass

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.config import Config
-from landmark.utils.errors import Diverged, OutOfTime, UserError, in_one_line
+from landmark.utils.errors import Diverged, UserError, in_one_line
 from landmark.utils.team import Team, first_says, started_together
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Lost(UserError):
     """An operation with the other processes failed. It is seldom the first error."""
 
 
-_KINDS = {kind.__name__: kind for kind in (UserError, Diverged, OutOfTime)}
+_KINDS = {kind.__name__: kind for kind in (UserError, Diverged)}
 
 
 def device_count(config: Config) -> int:

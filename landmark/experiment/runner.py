@@ -4,7 +4,6 @@ import functools
 import logging
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.config.checks import beyond_training, large_vocabulary
-from landmark.config.command_line import started
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
 from landmark.experiment import plan
@@ -21,7 +19,7 @@ from landmark.experiment.processes import device_count, for_team, tell, train_to
 from landmark.experiment.records import Record, Records, sweep
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import is_sweep_agent
-from landmark.utils.errors import Diverged, OutOfTime, UserError
+from landmark.utils.errors import Diverged, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores
@@ -75,11 +73,8 @@ class Runner:
                 self._check_duration(run)
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """The jobs, and those that another process is at work on last. With a budget those whose run is trained come
-        first: a training goes on in the next command, a row does not.
-        """
-        has_end = any(job.config.trainer.budget is not None for job in jobs)
-        left = sorted(jobs, key=lambda job: has_end and not self.is_trained(job.run))
+        """The jobs, and those that another process is at work on last."""
+        left = list(jobs)
         while left:
             job = next((job for job in left if not self._is_elsewhere(job)), left[0])
             left.remove(job)
@@ -93,11 +88,9 @@ class Runner:
         return locked and self.records.find("rows", job.id) is None
 
     def evaluate(self, job: Job) -> tuple[Record, bool]:
-        """The record of a row, and whether it was made now. Raises OutOfTime where the budget is too short for it."""
+        """The record of a row, and whether it was made now."""
         record = self.records.find("rows", job.id)
         if is_new := record is None:
-            if time.time() >= deadline(job.config):
-                raise OutOfTime("not begun, the budget is used")
             self.train(job.run)
             with self.records.lock("rows", job.id):
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
@@ -217,7 +210,7 @@ def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
     processes, config = device_count(run.config), run.config
     if (team := started_together()) is not None:
         config = for_team(config, team)
-    given = config, run.folder.absolute(), run.id, run.start_from, run.settings, deadline(config)
+    given = config, run.folder.absolute(), run.id, run.start_from, run.settings
     if team is not None:
         tell(given)
     elif processes > 1:
@@ -231,10 +224,9 @@ def train_here(
     run: str,
     start_from: str | None,
     settings: dict[str, Any],
-    deadline: float = math.inf,
     inputs: Inputs | None = None,
 ) -> dict[str, Any]:
-    """Train in this process. run: its identity. settings: that decide the weights. deadline: seconds of the epoch."""
+    """Train in this process. run: its identity. settings: that decide the weights."""
     import torch
 
     from landmark.models import build
@@ -248,7 +240,7 @@ def train_here(
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:
         try:
-            return train(model, corpus, tokenizer, config, folder, loggers, settings, deadline)
+            return train(model, corpus, tokenizer, config, folder, loggers, settings)
         except SystemExit as stop:
             if stop.code == 1:  # Lightning turns an interrupt into this exit
                 raise KeyboardInterrupt from stop
@@ -266,7 +258,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     unit = "tok" if config.eval.retriever is None else " texts"
-    with ProgressBar(job.name, unit, deadline(config)) as progress:
+    with ProgressBar(job.name, unit) as progress:
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:
@@ -282,11 +274,6 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
     return results | undefined
-
-
-def deadline(config: Config) -> float:
-    """When the budget of this command ends, in seconds of the epoch."""
-    return math.inf if config.trainer.budget is None else started().since + 60 * config.trainer.budget
 
 
 def evaluation_device(config: Config) -> str:

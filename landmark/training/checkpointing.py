@@ -4,12 +4,10 @@ import contextlib
 import errno
 import hashlib
 import logging
-import math
 import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,7 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.training.lightning_module import ends_step
-from landmark.utils.errors import OutOfTime, Stopped, UserError
+from landmark.utils.errors import Stopped, UserError
 from landmark.utils.files import atomic_file, open_written, write_atomic
 from landmark.utils.setting import difference
 
@@ -85,12 +83,12 @@ class Interruption:
     """Handles the signals with which a cluster ends a job, and Ctrl-C, during a training; a context.
 
     After a signal the step is finished and a checkpoint written. Then the handler from before is called, such as a
-    launcher's, which requeues the job; without one the training ends with `Stopped`, or `OutOfTime` at the deadline.
+    launcher's, which requeues the job; without one the training ends with `Stopped`.
     """
 
-    def __init__(self, every: int, deadline: float = math.inf) -> None:
-        """every: steps between checks of several devices, which communicate. deadline: seconds of the epoch."""
-        self.every, self.deadline = every, deadline
+    def __init__(self, every: int) -> None:
+        """every: steps between checks of several devices, which communicate."""
+        self.every = every
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._came: signal.Signals | None = None
 
@@ -109,8 +107,8 @@ class Interruption:
             signal.signal(each, signal.SIG_IGN if before == signal.SIG_IGN else self._note)
 
     def stop_requested(self, trainer: Trainer) -> bool:
-        """Whether to stop after this step, because a signal came to some device, or at the deadline."""
-        stop = self._came is not None or time.time() >= self.deadline
+        """Whether to stop after this step, because a signal came to some device."""
+        stop = self._came is not None
         if trainer.world_size == 1:
             return stop
         if trainer.global_step % self.every:
@@ -118,9 +116,7 @@ class Interruption:
         return trainer.strategy.reduce_boolean_decision(stop, all=False)
 
     def pass_on(self, checkpoint: Path) -> None:
-        """Call the earlier handler of the signal. Raises Stopped if there is none but Python's own, or OutOfTime."""
-        if self._came is None and time.time() >= self.deadline:
-            raise OutOfTime(f"the budget is used, {checkpoint} is written")
+        """Call the earlier handler of the signal. Raises Stopped if there is none but Python's own."""
         came, self._came = self._came or signal.SIGTERM, None
         before = self._before.get(came)
         if callable(before) and before is not signal.default_int_handler:
@@ -138,7 +134,7 @@ class Interruption:
 
 
 class CheckpointCallback(Checkpoint):
-    """Saves a checkpoint at fixed steps, at the last step, after a signal and at a deadline, after all callbacks."""
+    """Saves a checkpoint at fixed steps, at the last step and after a signal, after all callbacks."""
 
     def __init__(
         self, folder: Path, every: int, last_step: int, settings: dict[str, Any], interruption: Interruption

@@ -41,14 +41,13 @@ def train(
     run_dir: Path,
     loggers: list[Logger],
     identity: dict[str, Any],
-    deadline: float = math.inf,
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all, save its weights in `run_dir`, and return measurements.
 
     It goes on from the newest whole checkpoint, on a CPU with the same threads bit for bit. Checkpoints stay until
-    `discard_checkpoints`. identity: the settings that decide the weights. deadline: seconds of the epoch. Raises
+    `discard_checkpoints`. identity: the settings that decide the weights. Raises
     UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a loss or a
-    weight is not finite; after a checkpoint Stopped for a signal, OutOfTime at the deadline.
+    weight is not finite; after a checkpoint Stopped for a signal.
     """
     settings = config.train
     folder = run_dir / "checkpoints"
@@ -67,7 +66,7 @@ def train(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec).*")
-    with Interruption(settings.log_every, deadline) as interruption:
+    with Interruption(settings.log_every) as interruption:
         trainer = _trainer(
             config,
             run_dir,

@@ -22,12 +22,6 @@ class Diverged(UserError):
     """A loss or a weight is no finite number any more, or a loss is beyond what numbers hold. Other rows can go on."""
 
 
-class OutOfTime(UserError):
-    """The rest of `trainer.budget` is too short. The same command goes on from what is done. code: its exit code."""
-
-    code = 124
-
-
 class Stopped(SystemExit):
     """A signal ended a training after its checkpoint was written. The exit code is 128 + the signal's number."""
 

@@ -1,13 +1,9 @@
 """A progress bar for evaluations."""
 
-import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
-
-from landmark.utils.errors import OutOfTime
 
 
 def terminal_size() -> dict[str, Any]:
@@ -20,16 +16,15 @@ def terminal_size() -> dict[str, Any]:
 
 
 class ProgressBar:
-    """A bar that appears after 2 seconds; without a terminal it prints every 15 seconds. deadline: as time.time()."""
+    """A bar that appears after 2 seconds; without a terminal it prints every 15 seconds."""
 
-    def __init__(self, name: str, unit: str = "tok", deadline: float = math.inf) -> None:
+    def __init__(self, name: str, unit: str = "tok") -> None:
         from tqdm import tqdm
 
         every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
         self.bar = tqdm(
             desc=name, unit=unit, unit_scale=True, mininterval=every, delay=2.0, leave=False, **terminal_size()
         )  # fmt: skip
-        self.began, self.deadline = time.time(), deadline
 
     def __enter__(self) -> Callable[[int, int], None]:
         return self.update
@@ -38,10 +33,6 @@ class ProgressBar:
         self.bar.close()
 
     def update(self, done: int, total: int) -> None:
-        """Show progress. Raises OutOfTime where, at the rate so far, the work would not end before the deadline."""
+        """Show progress."""
         self.bar.total = total
         self.bar.update(done - self.bar.n)
-        now = time.time()
-        left = (now - self.began) * (total - done) / max(done, 1)
-        if done < total and now + left > self.deadline:
-            raise OutOfTime(f"it would take {left:.0f} s more, and the budget has {max(0, self.deadline - now):.0f} s")

@@ -80,9 +80,8 @@ class Command:
         if started().number is not None:  # of several experiments this one
             more = (*(word for word in self.overrides if override_key(word) == "experiment"), *more)
         is_sweep = any(each.is_sweep_override() for each in parsed)
-        if is_sweep and all(each.key_or_group != "experiment" for each in parsed):
-            return suggested_command(*more, multirun=True)
-        return suggested_command(*more, without=self.config.grid, multirun=multirun)
+        is_free = all(each.key_or_group != "experiment" for each in parsed)
+        return suggested_command(*more, multirun=multirun or (is_sweep and is_free))
 
     def prepare(self) -> None:
         """Tokenise the corpora of the rows, and print the folder and sizes of each."""

@@ -16,7 +16,7 @@ from landmark.cli.sweeps import chosen, sweep
 from landmark.cli.terminal import open_streams, reported, show_log
 from landmark.config import Config, to_config
 from landmark.config.command_line import StartedJob, begin
-from landmark.config.rows import Compose, compose_job, is_part
+from landmark.config.rows import Compose, compose_job
 from landmark.experiment.processes import joined
 from landmark.experiment.runner import train_here
 from landmark.utils.errors import UserError
@@ -93,7 +93,7 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
         return
     started = time.monotonic()
     done = command.evaluate()
-    if command.is_experiment and not is_part(config, command.overrides):
+    if command.is_experiment and config.row is None:
         tables.show(command, done.records)
         total = sum(len(row.configs) for row in command.rows)
         minutes, seconds = divmod(round(time.monotonic() - started), 60)

@@ -13,7 +13,7 @@ from pathlib import Path
 from landmark.cli.command import Command
 from landmark.config import Config
 from landmark.config.command_line import program
-from landmark.config.rows import cell_name, cells
+from landmark.config.rows import cell_name
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
 from landmark.results import render, tables
@@ -51,8 +51,7 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     note += ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
     if not found:
         raise UserError(note)
-    grid = {name: cell for name, cell in cells(config, command.overrides).items() if name in names}
-    built = tables.of_experiment(config, found, grid, names)
+    built = tables.of_experiment(config, found, names)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")
     folder, launch = command.runner.output / "tables", launch_id(config, command.overrides)

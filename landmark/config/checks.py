@@ -201,15 +201,6 @@ def large_vocabulary(config: Config) -> str | None:
     return "size=nano with all of GPT-2's tokens: the recorded results have tokenizer=gpt2_1024"
 
 
-def check_grid(config: Config) -> None:
-    """Raise UserError where a grid, or its figure, makes no sense."""
-    for key, values in config.grid.items():
-        if not values or len({str(value) for value in values}) < len(values):
-            raise UserError(f"grid: {key}: {values} must be a list of different values")
-    if config.figure == "heatmap" and len(config.grid) != 2:
-        raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid)}")
-
-
 def unused(keys: Iterable[str], configs: Sequence[Config]) -> UserError | None:
     """An error that names the first key that none of the configurations reads; None where each has an effect."""
     for key in keys:

@@ -3,7 +3,6 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,9 +59,9 @@ def typed_words() -> list[str]:
     return [*program(), *(sys.argv[1:] if _started.launcher is None else _started.words)]
 
 
-def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = False) -> str:
-    """The typed command line with `more` overrides, without `row`, `task` and the keys of `without` and of `more`."""
-    left_out = {"-m", "--multirun", "row", "task", *without, *map(override_key, more)}
+def suggested_command(*more: str, multirun: bool = False) -> str:
+    """The typed command line with `more` overrides, without `row`, `task` and the keys of `more`."""
+    left_out = {"-m", "--multirun", "row", "task", *map(override_key, more)}
     first = program()
     kept = [word for word in typed_words()[len(first) :] if override_key(word) not in left_out]
     return shlex.join([*first, *["-m"] * multirun, *kept, *more])

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config
 from landmark.config.checks import check as check_settings
-from landmark.config.checks import check_grid, resolve, unused
+from landmark.config.checks import resolve, unused
 from landmark.config.command_line import is_of_hydra, started
 from landmark.config.saved import to_saved
 from landmark.config.schema import GROUPS, TASKS
@@ -30,11 +30,11 @@ from landmark.utils.source_tree import CONF
 
 # Keys of the whole experiment, which no row may set.
 _OF_THE_EXPERIMENT = {
-    *("experiment", "about", "rows", "parts", "grid", "row", "compare", "figure", "panels", "next_commands"),
+    *("experiment", "about", "rows", "parts", "row", "compare", "figure", "panels", "next_commands"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "generate"),
 }
 
-MOST = 10_000  # rows of a name with braces or of a grid, jobs of a sweep
+MOST = 10_000  # rows of a name with braces, jobs of a sweep
 _NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "full_key:", "reference_type=")
 
 _T = TypeVar("_T")
@@ -68,20 +68,18 @@ def compose_job(overrides: list[str]) -> DictConfig:
 def select(
     config: Config, overrides: list[str], composer: Compose = compose_job, check: Check = check_settings
 ) -> list[Row]:
-    """The rows of a command, all composed and checked: the experiment's, one of them, or the configuration itself. An
-    override of a key of the grid replaces that axis. Raises UserError for an unknown row, for a key that both a row and
-    the command line set, and for a key that has no effect.
+    """The rows of a command, all composed and checked: the experiment's, one of them, or the configuration itself.
+    Raises UserError for an unknown row, for a key that both a row and the command line set, and for a key that has no
+    effect.
     """
-    check_grid(config)
-    composer, texts = Composer(composer), named(config, overrides)
+    composer, texts = Composer(composer), named(config)
     if config.row is not None and config.row not in texts:
         known = f"one of {', '.join(texts)}" if texts else "there are none: name an +experiment"
         raise UserError(f"row={config.row}: no such row ({known})")
     if config.seeds is not None and any(override.key_or_group == "seed" for override in parse(overrides)):
         raise UserError("seed: set on the command line, but seeds is set too; use one of them (seeds=null)")
-    listed = named(config) if config.compare else {}
     for title, pair in config.compare.items():
-        if len(pair) != 2 or any(name not in listed for name in pair):
+        if len(pair) != 2 or any(name not in texts for name in pair):
             raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
     if not texts and config.start is not None:
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
@@ -89,11 +87,8 @@ def select(
         _check_own(config, overrides)
         return [_row(started().name or config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
-    shared = [
-        override.input_line or ""
-        for override in parse(overrides)
-        if override.key_or_group not in ("row", "rows", "task", *config.grid)
-    ]
+    own_alone = ("row", "rows", "task")
+    shared = [each.input_line or "" for each in parse(overrides) if each.key_or_group not in own_alone]
     clashes = [clash for name in names if (clash := _clash(name, _split(name, texts[name]), shared))]
     if clashes:
         raise UserError(clashes[0])
@@ -116,18 +111,12 @@ def select(
     return rows
 
 
-def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
-    """The overrides of every row by its name: listed rows, then rows of the grid. overrides: as for `select`."""
+def named(config: Config) -> dict[str, str]:
+    """The overrides of every row by its name."""
     rows = {row: text for name, given in config.rows.items() for row, text in spread(name, given, config.parts).items()}
     if unfit := [name for name in rows if not re.match(r"\w", name) or not name.isprintable()]:
         raise UserError(f"rows: {unfit[0]!r}: must be of plain text, and begin with a letter, a digit or '_'")
-    grid = {
-        name: " ".join(f"{key}={value}" for key, value in cell.items())
-        for name, cell in cells(config, overrides).items()
-    }
-    if both := sorted(grid.keys() & rows.keys()):
-        raise UserError(f"rows: {both[0]} is the name of a row and of a cell of the grid")
-    return rows | grid
+    return rows
 
 
 def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
@@ -154,25 +143,6 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
     return made
 
 
-def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, str]]:
-    """For each row of the grid, by its name (`k4_local250`), the value on each axis. overrides: as for `select`."""
-    axes = {key: [str(value) for value in values] for key, values in config.grid.items()}
-    for override in parse(overrides):
-        if override.key_or_group in axes:
-            swept = override.is_sweep_override()
-            values = (
-                [*itertools.islice(override.sweep_string_iterator(), MOST + 1)]
-                if swept
-                else [override.get_value_element_as_str()]
-            )
-            axes[override.key_or_group] = values
-    found = {}
-    for values in combinations(axes.values(), "grid") if axes else ():
-        cell = dict(zip(axes, values))
-        found[cell_name(cell)] = cell
-    return found
-
-
 def combinations(choices: Iterable[Sequence[_T]], what: str) -> Iterator[tuple[_T, ...]]:
     """All of them, the last choice fastest. Raises UserError where there are more than anybody would make."""
     choices = list(choices)
@@ -184,11 +154,6 @@ def combinations(choices: Iterable[Sequence[_T]], what: str) -> Iterator[tuple[_
 def cell_name(values: Mapping[str, str]) -> str:
     """A name for the values of some keys: `landmark_k4_local250`. A choice of a group is its own name."""
     return "_".join(f"{key.rpartition('.')[2] if '.' in key else ''}{value}" for key, value in values.items())
-
-
-def is_part(config: Config, overrides: Sequence[str]) -> bool:
-    """Whether the command line asks for a part of the experiment: one row, or some values of an axis."""
-    return config.row is not None or any(override.key_or_group in config.grid for override in parse(overrides))
 
 
 def _check_own(config: Config, overrides: Sequence[str]) -> None:

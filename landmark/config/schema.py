@@ -257,7 +257,6 @@ class Config:
     start_run: Any = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
     parts: dict[str, str] = field(default_factory=dict)  # what a choice in such braces adds: name to overrides
-    grid: dict[str, list[Any]] = field(default_factory=dict)  # keys to values: rows for all combinations
     figure: str = "rows"  # of landmark.results.figures
     panels: dict[str, PanelConfig] = field(default_factory=dict)  # in place of that picture: title to a panel
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first

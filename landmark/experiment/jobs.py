@@ -277,9 +277,9 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
         return config
     config = replace(config, run=str(find_run(config.run, config.output)))
     if config.task in ("generate", "inspect") and config.row is None:
-        config = replace(config, rows={}, parts={}, grid={}, compare={}, figure="rows")
+        config = replace(config, rows={}, parts={}, compare={}, figure="rows")
     stored = trained_with(Path(config.run or ""))
-    if stored is None or config.rows or config.grid:
+    if stored is None or config.rows:
         return config
     keys = {override.key_or_group for override in parse(overrides)}
     taken = {name: _merged(name, config, stored, keys) for name in _TAKEN if name not in keys}

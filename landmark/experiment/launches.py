@@ -33,8 +33,7 @@ def launch_title(config: Config, overrides: Sequence[str], tokenizer: str) -> st
 
 def launch_id(config: Config, overrides: Sequence[str]) -> str:
     """Identity of an experiment with these overrides, whatever its rows."""
-    kept = [word for word in _effective(overrides) if override_key(word) not in config.grid]
-    return digest({"experiment": config.name, "overrides": sorted(kept)})
+    return digest({"experiment": config.name, "overrides": sorted(_effective(overrides))})
 
 
 @dataclass(frozen=True)

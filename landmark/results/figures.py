@@ -258,19 +258,13 @@ def _maps(table: Table) -> list[Panel]:
 
 
 def _heat(table: Table) -> Lines:
-    """The grid, the values of its first axis upwards; every row, the grid's joined along its second axis."""
-    if not table.cells:
-        return []
-    rows = {row.name: row for row in table.rows}
-    axes = list(next(iter(table.cells.values())))
-    cells, grid = {}, {}
-    for name, cell in table.cells.items():
-        first, second = cell.values()
-        cells[first, second] = rows[name].perplexity if name in rows else None
-        same = grid.setdefault(f"{axes[0].rpartition('.')[2]} = {first}", [])
-        same += [rows[name]] if name in rows else []
+    """Of rows that retrieve, perplexity by k upwards and tokens read at a time; all rows, those of a k joined."""
+    retrieving = [row for row in table.rows if row.k is not None]
+    grid: dict[str, list[TableRow]] = {}
+    for row in retrieving:
+        grid.setdefault(f"k = {row.k}", []).append(row)
     looks = {name: Look(colour) for name, colour in zip(grid, charts.ordered_colours(len(grid)), strict=True)}
-    others = {row.name: [row] for row in table.rows if row.name not in table.cells}
+    others = {row.name: [row] for row in table.rows if row.k is None}
     for number, (name, (row,)) in enumerate(others.items(), 1):
         looks[name] = Look(COLOURS.get(row.model, INK), SHAPES[number % len(SHAPES)])
     points = [
@@ -281,7 +275,8 @@ def _heat(table: Table) -> Lines:
     ]
     x, y = {"title": "keys attended, mean over queries"}, {"title": "perplexity"}
     against_keys = charts.curves("Perplexity against keys attended", points, looks, x, y, joined=grid)
-    return [[charts.heat_map("Perplexity", axes, cells), against_keys]]
+    cells = {(str(row.k), str(row.local)): row.perplexity for row in retrieving}
+    return [[charts.heat_map("Perplexity", ("retrieval.k", "eval.local"), cells), against_keys]] if cells else []
 
 
 def _drop_rate(table: Table) -> Lines:

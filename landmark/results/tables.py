@@ -21,9 +21,9 @@ FIGURES = ("rows", "lines", "tasks", "heatmap", "drop_rate", "unique_blocks")  #
 class Table:
     """Rows in the experiment's order, the settings that they share, and sentences that compare pairs of them.
 
-    records: of each row, one per seed. cells: of those rows that make up a grid, the value on each axis. asked: names
-    of all rows of the experiment, of which some may have no record yet; empty where these are all. panels: what the
-    picture shows in place of `figure`. model: of transformers, by name; None: the rows are of ours, or of several.
+    records: of each row, one per seed. asked: names of all rows of the experiment, of which some may have no record
+    yet; empty where these are all. panels: what the picture shows in place of `figure`. model: of transformers, by
+    name; None: the rows are of ours, or of several.
     """
 
     name: str
@@ -37,7 +37,6 @@ class Table:
     comparisons: list[str] = field(default_factory=list)
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     figure: str = "rows"
-    cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
     panels: Mapping[str, PanelConfig] = field(default_factory=dict)
     model: str | None = None
@@ -86,7 +85,6 @@ def build(
     paper: Sequence[dict[str, str]] = (),
     comparisons: Mapping[str, Sequence[str]] | None = None,
     figure: str = "rows",
-    cells: Mapping[str, Mapping[str, str]] | None = None,
     asked: Sequence[str] = (),
     panels: Mapping[str, PanelConfig] | None = None,
 ) -> Table:
@@ -120,18 +118,15 @@ def build(
         records=rows,
         figure=figure,
         panels=panels or {},
-        cells=cells or {},
         asked=asked,
         model=_model([record for records in rows.values() for record in records]),
     )
 
 
-def of_experiment(
-    config: Config, rows: Mapping[str, Sequence[Record]], cells: Mapping[str, Mapping[str, str]], asked: Sequence[str]
-) -> Table:
+def of_experiment(config: Config, rows: Mapping[str, Sequence[Record]], asked: Sequence[str]) -> Table:
     """The table of an experiment's configuration beside the paper's numbers. Raises UserError as `build`."""
     paper = read_paper(config.name)
-    return build(config.name, rows, paper, config.compare, config.figure, cells, asked, config.panels)
+    return build(config.name, rows, paper, config.compare, config.figure, asked, config.panels)
 
 
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:

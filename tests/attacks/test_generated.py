@@ -41,7 +41,7 @@ COUNT = int(os.environ.get("ATTACK_COUNT", 200))  # of each kind
 SECONDS = 120  # after which a case counts as one that never ends
 SEED = int(os.environ.get("ATTACK_SEED", random.randrange(10**6)))
 VALUES = ("nan", "inf", "-inf", "-1", "0", "1e30", "1e-320", "99999999999999999999", "''", "null", "[]", "[null]")
-VALUES += ("true", "[nan]", "[-1]", "'\udcff'", "nope", "${nope}", "${size}", "${grid}", "???", "0.5", "'a/../b'", "{}")
+VALUES += ("true", "[nan]", "[-1]", "'\udcff'", "nope", "${nope}", "${size}", "${rows}", "???", "0.5", "'a/../b'", "{}")
 VALUES += ("[0,0]", "{a: 1}", "[[1]]", "'\x1b[2J'", "'\n'", "{", "1,2", "range(1,3)", "glob(*)", "@", "${seed}", "x y")
 FLAGS = ("-m", "--info", "--cfg=hydra", "--config-dir=nowhere", "-x", "--", "--multirun=1", "-sc", "--task=plan")
 BASE = ("data=stdlib", "tokenizer=bytes", "size=nano", "task=plan")
@@ -77,7 +77,7 @@ def bad_command(draw: random.Random, every: list[str]) -> list[str]:
     wrong = draw.choice((
         *[[f"{key}={value}"]] * 6,
         [f"{key}=${{{other}}}"], [f"+{key}={value}"], [f"++{key}={value}"], [f"~{key}"], [key], [f"{key}@x={value}"],
-        [f"+rows.a={key}={value}"], [f"+rows.{value}=model=landmark"], [f"+grid.{key}=[{value}]"],
+        [f"+rows.a={key}={value}"], [f"+rows.{value}=model=landmark"],
         [f"{key}={value}", f"{other}={draw.choice(VALUES)}"], [letters], [draw.choice(FLAGS)],
         ["-m", f"{key}={value},1"], ["-m", "retrieval.k=1,2", f"hydra.launcher.{key}={value}"],
         ["-m", "retrieval.k=1,2", "hydra/launcher=submitit_slurm", f"hydra.launcher.comment={value}"],

@@ -18,8 +18,6 @@ SHORT = {
     "SHAPES": "size=nano tokenizer=bytes",
     "TUNED": "+experiment=pretrained_tuned size=nano model.name=DIR",
     "TABLE1": "+experiment=table1_pg19 size=nano",
-    "RANGE": str([*range(300)]).replace(" ", ""),
-    "ROW": "\"+rows={a: 'model=landmark'}\"",
 }
 # What is typed, with task=plan where there is no task, → a part of the line that it ends in.
 REFUSED = r"""
@@ -74,7 +72,6 @@ name=${oc.env:SECRET} → Unsupported interpolation type oc.env
 SLURM hydra.launcher.comment=${oc.env:SECRET} → Unsupported interpolation type
 name=${oc.decode:single} → Unsupported interpolation type oc.decode
 "+rows.a='hydra.searchpath=[pkg://proof]'" → hydra.searchpath=[pkg://proof]: settings of Hydra are for its command
-grid=${seed} → grid=0: must be a mapping, as {name: value}
 train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
@@ -179,7 +176,6 @@ BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such f
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
-ROW "+grid={seed: [1,2,3,4,5], retrieval.k: [1,2,3,4,5,6,7,8,9], eval.length: RANGE}" → grid: has more than 10,000 com
 CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
 "+rows.a='data.path=\\${oc.env:SECRET}'" → Unsupported interpolation type oc.env
 FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
@@ -197,12 +193,7 @@ TABLE1 eval={length:512} → on the command line, but row plain_512 sets eval.le
 TABLE1 ++retrieval.k=2 → on the command line, but row landmark_512 sets retrieval.k
 seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 "+rows={a: 'model=transformer'}" "+compare={this: [a,c]}" → this: [a, c] must be the names of two rows
-"+rows={k1: ''}" "+grid={retrieval.k: [1,2]}" → k1 is the name of a row and of a cell
-ROW "+grid={retrieval.k: [1]}" figure=heatmap → a grid of two axes, here it has 1
-ROW "+grid={retrieval.k: []}" → must be a list of different values
-ROW "+grid={retrieval.k: [2,2]}" → must be a list of different values
-ROW "+grid={memory.blocks: [4], retrieval.k: [8]}" → row blocks4_k8: memory.blocks=4: is less than retrieval.k
-ROW "+grid={retrieval.scorer: [best]}" → row scorerbest: retrieval.scorer=best: must be one of
+"+rows={a: 'model=landmark memory.blocks=4 retrieval.k=8'}" → row a: memory.blocks=4: is less than retrieval.k
 """.strip()
 
 

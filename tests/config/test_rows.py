@@ -7,7 +7,7 @@ import pytest
 
 from landmark.config import to_config
 from landmark.config.checks import beyond_training, resolve
-from landmark.config.rows import Composer, cells, is_part, named, select, spread
+from landmark.config.rows import Composer, named, select, spread
 from landmark.config.saved import from_saved, trained_with, write_launch
 from landmark.config.schema import value_of
 from landmark.experiment.jobs import check
@@ -17,27 +17,26 @@ from tests.configurations import CONF, compose_conf
 
 @pytest.fixture
 def chosen(composer):
-    def choose(*overrides, rows=None, compare=None, grid=None, figure="rows"):
+    def choose(*overrides, rows=None, compare=None):
         config = to_config(composer([override for override in overrides if "=1," not in override]))
         if rows is not None:
-            config = replace(config, rows=rows, compare=compare or {}, grid=grid or {}, figure=figure)
+            config = replace(config, rows=rows, compare=compare or {})
         return select(config, list(overrides), composer, check)
 
     return choose
 
 
-def test_row_is_the_command_line_and_its_own_overrides_and_a_grid_one_for_every_combination(chosen):
+def test_row_is_the_command_line_and_its_own_overrides_and_braces_give_one_for_every_combination(chosen):
     (row,) = chosen("seeds=[3,4]", rows={"a": "model=transformer"})
     assert [config.seed for config in row.configs] == [3, 4]
     rows = chosen("size=nano", "train.steps=7", rows={"a": "model=transformer eval.length=360"})
     config = rows[0].configs[0]
     assert (config.model.kind, config.eval.length, config.train.steps) == ("transformer", 360, 7)
     assert rows[0].overrides == ["size=nano", "train.steps=7", "model=transformer", "eval.length=360"]
-    rows = chosen(rows={"plain": "model=transformer"}, grid=GRID)
+    rows = chosen(rows={"plain": "model=transformer", "k{retrieval.k=1,2}_local{eval.local=150,250}": ""})
     assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
     config = rows[-1].configs[0]
     assert (config.retrieval.k, config.eval.local) == (2, 250)
-    assert cells(replace(config, grid=GRID))[rows[-1].name] == {"retrieval.k": "2", "eval.local": "250"}
 
 
 @pytest.mark.parametrize(
@@ -72,26 +71,10 @@ def test_a_part_without_braces_is_refused():
         UserError, match=r"rows: twice_2048: twice names a part: to add its overrides write {twice}_2048"
     ):
         spread("twice_2048", "", parts)
+    with pytest.raises(UserError, match="has more than 10,000 combinations"):
+        spread("{seed=0,1,2,3,4,5,6,7,8,9}" * 5, "", parts)
     assert spread("{twice}_2048", "", parts) == {"twice_2048": "retrieval.k=64"}
     assert spread("twice_2048", "eval.length=2048", parts) == {"twice_2048": "eval.length=2048"}
-
-
-GRID = {"retrieval.k": [1, 2], "eval.local": [150, 250]}
-
-
-@pytest.mark.parametrize("override", ["retrieval.k=3", "retrieval.k=1,3"])
-def test_value_on_the_command_line_takes_the_place_of_the_axis(chosen, override):
-    rows = chosen(override, rows={"plain": "model=transformer"}, grid=GRID)
-    ks = override.partition("=")[2].split(",")
-    assert [row.name for row in rows[1:]] == [f"k{k}_local{local}" for k in ks for local in (150, 250)]
-    assert rows[0].configs[0].retrieval.k == 4
-
-
-def test_part_of_an_experiment_is_known(configure):
-    whole = ["+experiment=sweep_k_local", "size=nano"]
-    assert not is_part(configure(*whole), whole)
-    for more in ("retrieval.k=2", "row=plain_512"):
-        assert is_part(configure(*whole, more), [*whole, more])
 
 
 def test_a_row_starts_from_the_run_of_another_and_a_model_that_is_not_trained_reads_it(composer):

@@ -4,7 +4,7 @@ import functools
 import random
 
 from landmark.config import to_config
-from landmark.config.rows import cells, select
+from landmark.config.rows import select
 from landmark.results.paper import read_paper
 from landmark.results.tables import build
 from landmark.utils.significance import clopper_pearson
@@ -32,7 +32,7 @@ def tabulate(experiment, without=(), listed=False):
         if row.name not in without
     }
     panels = config.panels if listed else None
-    return build(experiment, records, (), config.compare, config.figure, cells(config), panels=panels)
+    return build(experiment, records, (), config.compare, config.figure, panels=panels)
 
 
 def beside_the_papers(experiment, rows=slice(None), *overrides):

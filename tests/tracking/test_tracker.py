@@ -1,5 +1,6 @@
 """What is logged where, also when a service is gone, a training crashes, or is killed and goes on."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import wandb
 import yaml
 
 from landmark.config import to_config
+from landmark.config.rows import named
 from landmark.config.schema import LoggerConfig
 from landmark.data.synthetic import SyntheticSplit
 from landmark.experiment.records import Records
@@ -274,7 +276,8 @@ def sweep():
 def test_its_runs_are_the_cells_of_the_grid(sweep):
     """The same overrides, so that the rows of agents fill the experiment's table."""
     config = to_config(compose_conf(["+experiment=sweep_k_local"]))
-    assert {key: parameter["values"] for key, parameter in sweep["parameters"].items()} == config.grid
+    swept = [[f"{key}={value}" for value in each["values"]] for key, each in sweep["parameters"].items()]
+    assert list(map(" ".join, itertools.product(*swept))) == list(named(config).values())[2:]
     words = [word for word in sweep["command"] if not word.startswith("${")]
     assert words == [
         f"name={config.name}",

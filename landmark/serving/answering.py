@@ -26,7 +26,6 @@ from landmark.utils.constants import LEAST_TEMPERATURE
 from landmark.utils.errors import UserError
 
 Progress = Callable[[int, int], None]
-PART = "token_id:"  # begins the name of a token that is no whole character
 
 
 class Gone(Exception):
@@ -36,8 +35,7 @@ class Gone(Exception):
 @dataclass(frozen=True)
 class Sampling:
     """How an answer is made. most: tokens. temperature, top_p, top_k (0: all), min_p, repetition_penalty: as in
-    transformers, but 0 is a temperature too. stop: texts that end the answer, and are no part of it. probable: most
-    probable tokens given with each token of the answer; None: no probabilities.
+    transformers, but 0 is a temperature too. stop: texts that end the answer, and are no part of it.
     """
 
     most: int
@@ -47,7 +45,6 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop: Sequence[str] = ()
-    probable: int | None = None
 
     @property
     def draws(self) -> bool:
@@ -69,16 +66,6 @@ class Sampling:
         return warpers
 
 
-@dataclass(frozen=True)
-class Token:
-    """A token with its log-probability in nats, before sampling, and the most probable. start: in the answer's text."""
-
-    text: str
-    logprob: float
-    probable: list[tuple[str, float]]
-    start: int
-
-
 @dataclass
 class Answer:
     """An answer while it is made. said: its reasoning and its text. tokens: ids so far. finish: "stop" or "length";
@@ -97,7 +84,6 @@ class Piece:
     index: int
     text: str
     reasoning: str
-    tokens: list[Token]
     finish: str | None
 
 
@@ -186,40 +172,20 @@ class Answering:
                 token = int(scores.argmax())
                 if sampling.draws:
                     token = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
-                scored = self._take(answer, token, logits, sampling)
+                if token in self._ends:
+                    answer.finish = "stop"
+                else:
+                    answer.tokens.append(token)
+                    answer.finish = "length" if len(answer.tokens) >= sampling.most else None
                 text = decoding.text(whole=answer.finish is not None)
                 if found := [at for each in sampling.stop if (at := text.find(each, given)) >= 0]:
                     answer.finish, text = "stop", text[: min(found)]
                 held = 0 if answer.finish else max((len(each) - 1 for each in sampling.stop), default=0)
                 given = max(given, len(text) - held)
-                yield self._piece(answer, text[:given], scored, first + number)
+                reasoning, content = answer.said.more(text[:given], answer.finish is not None)
+                yield Piece(first + number, content, reasoning, answer.finish)
                 if answer.finish is None:
                     logits = self.read([token], own, gone)
-
-    def _take(self, answer: Answer, token: int, logits: Tensor, sampling: Sampling) -> list[Token]:
-        """Add a token to an answer, or end it. Returns the token with its probability, where that is wanted."""
-        if token in self._ends:
-            answer.finish = "stop"
-            return []
-        answer.tokens.append(token)
-        answer.finish = "length" if len(answer.tokens) >= sampling.most else None
-        if sampling.probable is None:
-            return []
-        logprobs = logits.log_softmax(-1)
-        best = logprobs.topk(sampling.probable)
-        others = zip(map(self._text_of, best.indices.tolist()), best.values.tolist(), strict=True)
-        start = len(answer.said.reasoning) + len(answer.said.text)
-        return [Token(self._text_of(token), float(logprobs[token]), list(others), start)]
-
-    def _piece(self, answer: Answer, text: str, tokens: list[Token], index: int) -> Piece:
-        """What is new in the text so far; the answer gets it too."""
-        reasoning, content = answer.said.more(text, answer.finish is not None)
-        return Piece(index, content, reasoning, tokens, answer.finish)
-
-    def _text_of(self, token: int) -> str:
-        """The text of a token, or its id where it is only some bytes of a character."""
-        text = self.tokenizer.decode([token])
-        return f"{PART}{token}" if "\ufffd" in text else text
 
 
 class Decoding:

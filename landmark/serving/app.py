@@ -72,7 +72,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         pieces = _pieces(asked, client, len(document), prompts, answers, counts, gone)
         first = next(pieces)  # errors before the first token have a status of their own
         every = itertools.chain([first], pieces)
-        response = responses.Response(every, answers, counts, head, is_chat, asked.probable is not None)
+        response = responses.Response(every, answers, counts, head, is_chat)
         if not asked.stream:
             return response.whole()
         with_usage = bool((asked.stream_options or {}).get("include_usage"))
@@ -91,7 +91,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         most = min(asked.most or settings.tokens, settings.tokens)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         drawing = asked.top_p, max(0, asked.top_k), asked.min_p, asked.repetition_penalty
-        sampling = Sampling(most, asked.temperature, *drawing, stop, asked.probable)
+        sampling = Sampling(most, asked.temperature, *drawing, stop)
         generator = torch.Generator()
         generator.manual_seed(generator.seed() if asked.seed is None else asked.seed)
         for number, ids in enumerate(prompts):

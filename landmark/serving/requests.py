@@ -51,14 +51,13 @@ class Asked(_Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
-    logprobs: bool | int = Field(False, description="of a chat true or false, of a text the number of tokens")
-    top_logprobs: int = Field(0, ge=0, le=20)
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None
     # Fields that would change the answer, and have no effect here: only the values without one are allowed.
     presence_penalty: float = 0
     frequency_penalty: float = 0
     logit_bias: dict[str, float] = {}
+    logprobs: bool | int = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> Asked:
@@ -72,20 +71,15 @@ class Asked(_Body):
 
     def _without_effect(self) -> list[str]:
         """Fields whose values would change the answer."""
-        return [name for name in ("presence_penalty", "frequency_penalty", "logit_bias") if getattr(self, name)]
+        return [
+            name for name in ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs") if getattr(self, name)
+        ]
 
     @property
     def most(self) -> int | None:
         """Most tokens of the answer; None: as many as the server allows."""
         given = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return None if given == -1 else given
-
-    @property
-    def probable(self) -> int | None:
-        """Most probable tokens that are wanted with each token; None: no probabilities are."""
-        if isinstance(self.logprobs, bool):
-            return self.top_logprobs if self.logprobs else None
-        return self.logprobs
 
 
 class Completion(Asked):
@@ -100,8 +94,6 @@ class Completion(Asked):
     def _fields_are_in_range(self) -> Completion:
         if not self.prompts:
             raise ValueError("prompt: there is none")
-        if self.logprobs is True or not 0 <= self.logprobs <= 5:
-            raise ValueError(f"logprobs: a number from 0 to 5, not {self.logprobs}")
         return self
 
     def _without_effect(self) -> list[str]:
@@ -155,12 +147,6 @@ class Chat(Asked):
     functions: list[Any] = []
     tool_choice: Any = "auto"
     function_call: Any = "auto"
-
-    @model_validator(mode="after")
-    def _probable_tokens_are_of_logprobs(self) -> Chat:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs: set logprobs")
-        return self
 
     def _without_effect(self) -> list[str]:
         others = {"tools": self.tools, "functions": self.functions, "modalities": self.modalities != ["text"]}

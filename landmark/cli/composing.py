@@ -12,7 +12,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.plugins.completion_plugin import CompletionPlugin
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
@@ -40,13 +39,11 @@ class Arguments:
     help: bool = False
     version: bool = False
     composed: bool = False  # --cfg job: what the settings are, as YAML
-    completion: bool = False
 
 
 _FLAGS = {
     **dict.fromkeys(("-m", "--multirun"), "multirun"),
     **dict.fromkeys(("-h", "--help"), "help"),
-    **dict.fromkeys(("-sc", "--shell-completion"), "completion"),
     "--version": "version",
 }
 
@@ -143,19 +140,3 @@ def _groups(parent: str = "") -> Iterator[str]:
         if options := config_loader().get_group_options(group):
             yield f"{group}: {', '.join(sorted(options))}"
         yield from _groups(group)
-
-
-def complete(words: Sequence[str]) -> None:
-    """Carry out `install=bash`, `uninstall=bash` or `query=bash`, or the same of another shell that Hydra knows."""
-    plugins = [
-        plugin for plugin in Plugins.instance().discover(CompletionPlugin) if issubclass(plugin, CompletionPlugin)
-    ]
-    known = {plugin.provides(): plugin for plugin in plugins}
-    command, _, shell = "".join(words).partition("=")
-    if command not in ("install", "uninstall", "query") or shell not in known:
-        raise UserError(f"-sc {' '.join(words)}: write install=SHELL, a SHELL of {', '.join(sorted(known))}")
-    plugin = known[shell](config_loader())
-    if command == "query":
-        plugin.query("config")
-    else:
-        getattr(plugin, command)()

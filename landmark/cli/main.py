@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from landmark import __version__
 from landmark.cli import overviews, reading, tables
 from landmark.cli.command import Command
-from landmark.cli.composing import Arguments, complete, read_arguments, settings_found, settings_page
+from landmark.cli.composing import Arguments, read_arguments, settings_found, settings_page
 from landmark.cli.sweeps import chosen, sweep
 from landmark.cli.terminal import open_streams, reported, show_log
 from landmark.config import Config, to_config
@@ -48,9 +48,7 @@ def start(arguments: Arguments) -> None:
             return
     begin(StartedJob(arguments.words, arguments.config_dir))
     with settings_found():
-        if arguments.completion:
-            complete(arguments.words)
-        elif arguments.composed:
+        if arguments.composed:
             print(OmegaConf.to_yaml(compose_job(arguments.words)), end="")
         elif arguments.help:
             print(settings_page(arguments.words))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.config.checks import large_vocabulary
 from landmark.config.command_line import override_key, program
 from landmark.config.schema import TASKS
 from landmark.experiment import plan
@@ -103,10 +102,9 @@ def show_plan(command: Command) -> None:
     gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
     machine = plan.Machine(hardware()["cores"], gpus, list(runner.records.read_all().runs.values()))
     unprepared = dict.fromkeys(job.config.data.name for job in jobs if not job.is_known)
-    unusual = list(dict.fromkeys(filter(None, (large_vocabulary(job.config) for job in jobs))))
     notes = [f"corpus {name} is not prepared yet (task=prepare): its sizes are unknown" for name in unprepared]
     text = plan.describe(list(costs.values()), machine)
-    print(f"plan of {config.name}, size {config.size}", *unusual, *notes, "", text, sep="\n")
+    print(f"plan of {config.name}, size {config.size}", *notes, "", text, sep="\n")
     if not notes:
         _suggest_cluster(command, list(costs.values()))
 

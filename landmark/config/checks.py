@@ -177,30 +177,6 @@ def resolve(config: Config) -> Config:
     return replace(config, eval=replace(config.eval, local=natural))
 
 
-def beyond_training(config: Config) -> str | None:
-    """A warning where true positions reach further than those of the training; None where they do not."""
-    block, positions, train = config.model.block_size, config.positions, config.train
-    if positions.mapping != "true" or not block:
-        return None
-    reached = config.eval.length + config.eval.length // block
-    landmarks = (train.length + block) // (block + 1)
-    trained = train.length + (positions.p_jump - 1) * landmarks
-    if reached <= trained:
-        return None
-    return (
-        f"positions.mapping=true: eval.length={config.eval.length} reaches position {reached:,}, "
-        f"training at most {trained:,} (train.length={train.length}, positions.p_jump={positions.p_jump})"
-    )
-
-
-def large_vocabulary(config: Config) -> str | None:
-    """A warning where most of a small model would be embeddings, and no recorded result like it; None elsewhere."""
-    is_whole = config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size is None
-    if config.size != "nano" or not is_whole or not _is_ours(config):
-        return None
-    return "size=nano with all of GPT-2's tokens: the recorded results have tokenizer=gpt2_1024"
-
-
 def unused(keys: Iterable[str], configs: Sequence[Config]) -> UserError | None:
     """An error that names the first key that none of the configurations reads; None where each has an effect."""
     for key in keys:

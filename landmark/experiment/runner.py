@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
-from landmark.config.checks import beyond_training, large_vocabulary
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
 from landmark.experiment import plan
@@ -61,9 +60,6 @@ class Runner:
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise UserError where an evaluation does not fit its text, or a training its devices."""
-        unusual = ((large_vocabulary(job.config), job.run) for job in jobs)
-        for message in dict.fromkeys(message for message, run in unusual if message and not self.is_trained(run)):
-            _log.warning("%s", message)
         for job in jobs:
             if not self.records.path("rows", job.id).exists():
                 self._check_text(job)
@@ -133,8 +129,6 @@ class Runner:
 
     def _evaluate(self, job: Job) -> Record:
         config = job.config
-        if (warning := beyond_training(config)) is not None:
-            _log.warning("%s: %s", job.name, warning)
         labels = self._labels(job.run) | {
             "seed": config.seed,
             "block_size": config.model.block_size,

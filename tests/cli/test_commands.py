@@ -17,23 +17,6 @@ from landmark.cli.terminal import said
 from tests.cli.shell import RUN, start
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("+experiment=table1", "table1_arxiv +experiment=table1_pg19"),
-        ("retrieval.r", "retrieval.rerank="),
-        ("--config-dir mine +experiment=pai", "+experiment=pair"),
-    ],
-)
-def test_the_tab_key_completes(here, monkeypatch, line, found):
-    write_pair(here.folder)
-    monkeypatch.setenv("COMP_LINE", f"landmark {line}")
-    monkeypatch.setenv("COMP_POINT", str(len(f"landmark {line}")))
-    own = ["--config-dir", "mine"] if "mine" in line else []
-    assert found in here("-sc", "query=bash", *own).out
-    assert "complete -o nospace" in here("-sc", "install=bash").out
-
-
 def write_pair(folder: Path) -> None:
     (folder / "mine" / "experiment").mkdir(parents=True)
     (folder / "mine" / "experiment" / "pair.yaml").write_text("# @package _global_\n# Two rows. Of mine.\nname: pair\n")

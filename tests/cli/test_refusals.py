@@ -32,7 +32,6 @@ task=generate "prompt=Where? (there)" → if it is a text, quote it twice: 'prom
 --config-d=. task=status → --config-d=.: there is no such flag
 --config-name mine → --config-name: there is no such flag
 --config-dir nowhere task=status → --config-dir nowhere: is not a folder
--sc query=cmd → -sc query=cmd: write install=SHELL, a SHELL of bash,
 task=nope → task=nope: must be one of auto,
 task=generate → task=generate: set prompt=
 prompt=hello → prompt=hello: is for task=generate or inspect

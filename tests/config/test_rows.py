@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from landmark.config import to_config
-from landmark.config.checks import beyond_training, resolve
+from landmark.config.checks import resolve
 from landmark.config.rows import Composer, named, select, spread
 from landmark.config.saved import from_saved, trained_with, write_launch
 from landmark.config.schema import value_of
@@ -136,15 +136,6 @@ def test_what_goes_together_is_accepted(configure, overrides):
 )
 def test_what_is_fed_at_a_time_if_left_open(configure, overrides, local):
     assert resolve(configure(*overrides)).eval.local == local
-
-
-def test_true_positions_beyond_training_are_warned_of(configure):
-    jumps = ["positions=jumps", "positions.mapping=true", "eval.local=250"]
-    warning = beyond_training(configure(*jumps, "eval.length=2048"))
-    assert "eval.length=2048 reaches position 2,088, training at most 1,601" in warning
-    assert beyond_training(configure(*jumps, "eval.length=1500")) is None
-    assert beyond_training(configure("positions.mapping=true", "eval.length=600")) is not None
-    assert beyond_training(configure("eval.length=2048")) is None
 
 
 # ---- every experiment composes, at every size

@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from landmark.serving import responses
 from landmark.serving.answering import Answer, Answering, Gone, Piece, Sampling
 from landmark.serving.memories import Failed, Full, Memories, Missing, ServerSettings
-from landmark.serving.requests import Asked, Chat, Completion, Document
+from landmark.serving.requests import Asked, Chat, Completion
 from landmark.utils.chats import Separation
 from landmark.utils.errors import UserError
 
@@ -31,8 +31,8 @@ OPEN = "/health", "/docs", "/openapi.json"  # for everybody
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
     """The application. name: of the model, for clients, which send `Authorization: Bearer KEY`. A text that begins as
-    one that the same key sent before is read from there on. A request may have `document`, the id that POST
-    /v1/documents gave: the prompt is read after it.
+    one that the same key sent before is read from there on. A request may have `document`, a name to which a text was
+    put at /v1/documents: the prompt is read after it.
     """
     answering, memories = Answering(model, tokenizer, settings.reuse), Memories(settings, model)
     described = {"id": name, "object": "model", "created": 0, "owned_by": "landmark"}
@@ -136,21 +136,6 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     async def chat_completions(asked: Chat, client: Annotated[str, Depends(key)], request: Request) -> Any:
         return await while_connected(request, lambda gone: complete(asked, client, gone))
 
-    def add(client: str, id: str, text: str, gone: threading.Event) -> dict[str, Any]:
-        ids = answering.chats.text_ids(text)
-        answering.ids(ids)  # or they are refused
-        memories.check_room(client, id, answering.bytes_of(len(ids)))
-        with answering.prefixes.using(ids, client) as cache:
-            answering.read(ids[cache.get_seq_length() :], cache, gone)
-            memories.save(client, id, cache)
-        return {"id": id, "object": "document", "tokens": len(ids)}
-
-    @app.post("/v1/documents")
-    async def add_document(
-        document: Document, client: Annotated[str, Depends(key)], request: Request
-    ) -> dict[str, Any]:
-        return await while_connected(request, lambda gone: add(client, uuid.uuid4().hex, document.text, gone))
-
     @app.put("/v1/documents/{name}")
     async def put_document(name: str, client: Annotated[str, Depends(key)], request: Request) -> dict[str, Any]:
         """The body is the text itself; the document has the name that is given."""
@@ -158,7 +143,17 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             text = (await request.body()).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise UserError(f"the document is not text in UTF-8 ({error.reason} at byte {error.start})") from error
-        return await while_connected(request, lambda gone: add(client, name, text, gone))
+
+        def add(gone: threading.Event) -> dict[str, Any]:
+            ids = answering.chats.text_ids(text)
+            answering.ids(ids)  # or they are refused
+            memories.check_room(client, name, answering.bytes_of(len(ids)))
+            with answering.prefixes.using(ids, client) as cache:
+                answering.read(ids[cache.get_seq_length() :], cache, gone)
+                memories.save(client, name, cache)
+            return {"id": name, "object": "document", "tokens": len(ids)}
+
+        return await while_connected(request, add)
 
     @app.get("/v1/documents")
     def list_documents(client: Annotated[str, Depends(key)]) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
-import platform
 import re
 import shutil
 import threading
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock, Timeout
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_json
 from landmark.utils.setting import check_field, setting
 
 if TYPE_CHECKING:
@@ -32,7 +29,7 @@ T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 FULL = errno.ENOSPC, errno.EDQUOT
 LOG = logging.getLogger(__name__)
-LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
+LOCK = ".lock"  # of the folder: held by the server that has it
 
 
 @dataclass(frozen=True)
@@ -177,19 +174,9 @@ def _locked(folder: Path) -> FileLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-        try:
-            write_json(folder / OWNER, {"host": platform.node(), "pid": os.getpid()})
-        except OSError as error:
-            if error.errno not in FULL:  # on a full disk nobody could ask the server to delete documents
-                raise
-            LOG.error("%s: the disk is full: documents can be asked and deleted", error.filename)
     except Timeout:
-        owner = {"host": "another machine", "pid": "unknown"}
-        with suppress(UserError, OSError):  # it may be about to write
-            owner = read_json(folder / OWNER, {"host": str, "pid": int})
         raise UserError(
-            f"{folder}: a server (process {owner['pid']} on {owner['host']}) keeps its memories here: stop it, or name "
-            "another folder with --memories"
+            f"{folder}: another server keeps its memories here: stop it, or name another folder with --memories"
         ) from None
     except OSError as error:
         raise UserError(f"{folder}: memories cannot be kept here ({error.strerror})") from error

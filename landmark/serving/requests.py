@@ -1,4 +1,4 @@
-"""The bodies of requests: OpenAI's fields, those that other servers of models have, and documents."""
+"""The bodies of requests: OpenAI's fields, and those that other servers of models have."""
 
 from __future__ import annotations
 
@@ -153,9 +153,3 @@ class Chat(Asked):
         others |= {"response_format": self.response_format.get("type") != "text"}
         others |= {name: getattr(self, name) not in ("auto", "none") for name in ("tool_choice", "function_call")}
         return [*super()._without_effect(), *(name for name, changes in others.items() if changes)]
-
-
-class Document(_Body):
-    """The body of /v1/documents."""
-
-    text: Text

@@ -59,7 +59,7 @@ def test_several_answers_to_several_prompts(server, tokenizer):
 
 
 def test_documents_are_listed_replaced_and_deleted(server, http):
-    document = http.post("/documents", json={"text": "Herons wait."}).json()
+    document = http.put("/documents/same", content=b"Herons wait.").json()
     for text in ("A crow.", "Herons wait."):
         named = http.put("/documents/book", content=text.encode())
         assert named.json() == {"id": "book", "object": "document", "tokens": len(text)}
@@ -99,7 +99,6 @@ def talk(**given):
         (TEXT, b"{", 400, "the body is no JSON: "),
         *((TEXT, b'{"prompt": "a", %s}' % each, 400, "half a character") for each in HALVES),
         (TALK, b'{"messages": [{"role": "user", "content": "\\udc00"}]}', 400, "half a character"),
-        ("documents", b'{"text": "\\ud800"}', 400, "half a character"),
         (*text(""), "the prompt has no text"),
         (*text([]), "there is none"),
         (*text([[1, 999]]), "999 is no id"),
@@ -143,7 +142,7 @@ def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, m
 
     for fails, status in ((full, 507), (broken, 500)):
         monkeypatch.setattr(LandmarkCache, "save", fails)
-        found = http.post("/documents", json={"text": "Herons wait."})
+        found = http.put("/documents/new", content=b"Herons wait.")
         assert found.status_code == status
         assert found.json()["error"]["type"] == "server_error"
         assert str(server.folder) not in found.text
@@ -167,13 +166,15 @@ def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_pa
         return forward(self, *given, **named)
 
     monkeypatch.setattr(type(model), "forward", slow)
-    bodies = {
-        "documents": {"text": "A heron. " * 300},
-        "completions": {"prompt": "A", "max_tokens": 1000, "temperature": 0},  # a drawn token might end it
+    asked = {"prompt": "A", "max_tokens": 1000, "temperature": 0}  # a drawn token might end it
+    sent = {
+        "completions": ("POST", "/completions", {"json": asked}),
+        "documents": ("PUT", "/documents/long", {"content": b"A heron. " * 300}),
     }
+    method, place, content = sent[path]
     with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
         with pytest.raises(httpx.ReadTimeout):
-            running.http().post(f"/{path}", json=bodies[path], timeout=httpx.Timeout(60, read=0.5))
+            running.http().request(method, place, timeout=httpx.Timeout(60, read=0.5), **content)
         until, before = time.monotonic() + 30, 0
         while len(calls) != before:
             assert time.monotonic() < until, "it goes on"

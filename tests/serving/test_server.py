@@ -142,8 +142,8 @@ def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tm
     text, questions = "The report says that herons wait. " * 5, ("Who waits? ", "Who waits? ", "Where? ")
     expected = [greedily(model, tokenizer, question, text) for question in questions]
     with Server(model, tokenizer, tmp_path) as running:
-        posted = running.http().post("/documents", json={"text": text}).json()
-        assert posted == {"id": posted["id"], "object": "document", "tokens": len(text)}
+        posted = running.http().put("/documents/report", content=text.encode()).json()
+        assert posted == {"id": "report", "object": "document", "tokens": len(text)}
         found = [running.ask(question, extra_body={"document": posted["id"]}) for question in questions]
         with pytest.raises(openai.NotFoundError, match="there is none of this name"):
             running.ask(questions[0], KEYS[1], extra_body={"document": posted["id"]})
@@ -167,7 +167,7 @@ def test_documents_that_cannot_be_kept_are_refused_before_they_are_read(model, t
             assert refused.status_code == status
             assert said in refused.json()["error"]["message"]
     with Server(model, tokenizer, tmp_path / "small", disk=100_000) as running:
-        refused = running.http().post("/documents", json={"text": "A heron. " * 400})
+        refused = running.http().put("/documents/long", content=b"A heron. " * 400)
     assert refused.status_code == 507
     assert "there is no room for" in refused.json()["error"]["message"]
 

@@ -90,7 +90,7 @@ def test_a_picture_shows_its_panels_and_the_table_goes_with_it(experiment, tmp_p
 
 DRAW = """
 import sys
-from landmark.results import page, render
+from landmark.results import render
 assert not {"altair", "pandas", "vl_convert"} & set(sys.modules), "loaded before anything is drawn"
 from tests.results.made_up import tabulate
 from landmark.results import figures

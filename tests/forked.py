@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -96,14 +95,3 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-def wait_for(found, seconds=60):
-    """The first result that is true. A file that is not there yet is waited for."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with suppress(FileNotFoundError):
-            if result := found():
-                return result
-        time.sleep(0.02)
-    raise TimeoutError

@@ -4,17 +4,19 @@ import functools
 import logging
 import math
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
+from landmark.config.command_line import typed_words
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
 from landmark.experiment import plan
 from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, job_of, read_run
-from landmark.experiment.processes import device_count, for_team, tell, train_together
+from landmark.experiment.processes import device_count, for_team, tell
 from landmark.experiment.records import Record, Records, sweep
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import is_sweep_agent
@@ -158,13 +160,18 @@ class Runner:
         return {"size": config.size, "data": config.data.name, "tokenizer": self.inputs.tokenizer(config).name}
 
     def _check_devices(self, config: Config) -> None:
-        """Raise UserError where devices cannot share the batches of a training evenly."""
+        """Raise UserError where devices cannot share the batches of a training, or their processes are not started."""
         processes, batch = device_count(config), config.train.batch_size
         if batch % processes:
             raise UserError(
                 f"train.batch_size={batch} cannot be shared evenly by {processes} devices: "
                 f"set trainer.devices to a number that divides it"
             )
+        if processes > 1 and started_together() is None:
+            words = typed_words()
+            words = words[1:] if words[0] == "python" else ["--no-python", *words]
+            torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", *words]
+            raise UserError(f"{processes} devices train in as many processes: start them by `{shlex.join(torchrun)}`")
 
     def _check_duration(self, run: Run) -> None:
         """Raise UserError where a training would take days on a CPU that nobody asked for."""
@@ -201,14 +208,12 @@ def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
     """Train a run, or go on from its newest checkpoint. Returns its results (see `landmark.training.train`)."""
     write_json(run.folder / RUN, run.settings)
     write_launch(run.folder, run.config)
-    processes, config = device_count(run.config), run.config
+    config = run.config
     if (team := started_together()) is not None:
         config = for_team(config, team)
     given = config, run.folder.absolute(), run.id, run.start_from, run.settings
     if team is not None:
         tell(given)
-    elif processes > 1:
-        return train_together(train_here, given, processes)
     return train_here(*given, inputs)
 
 

@@ -80,8 +80,7 @@ def train(
         )
         if trainer.world_size > 1 and started_together() is None:
             raise UserError(
-                f"training on {trainer.world_size} devices must be started by torchrun, as the command `landmark` "
-                "does; or set trainer.devices=1"
+                f"training on {trainer.world_size} devices must be started by torchrun; or set trainer.devices=1"
             )
         device = trainer.strategy.root_device
         peak = peak_flops(torch.cuda.get_device_name(device) if device.type == "cuda" else "", settings.precision)

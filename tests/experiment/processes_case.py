@@ -1,7 +1,4 @@
-"""Processes that train nothing: they wait, fail, are stopped, or do not come.
-
-Run as a script it starts two that wait: `python -m tests.experiment.processes_case FOLDER`.
-"""
+"""Processes that train nothing: they wait, fail, are stopped, or do not come."""
 
 import atexit
 import os
@@ -16,29 +13,11 @@ import torch.distributed as dist
 
 from landmark.cli.terminal import reported
 from landmark.experiment import processes
-from landmark.experiment.processes import joined, tell, train_together
-from landmark.utils.errors import Diverged, UserError
+from landmark.experiment.processes import joined, tell
+from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 
 PATIENCE = timedelta(seconds=4)
-
-
-def train(folder: Path, how: str) -> str:
-    """What each process of `train_together` does: it leaves its id in the folder, and waits unless it is to fail."""
-    rank = os.environ["RANK"]
-    (folder / f"rank{rank}").write_text(str(os.getpid()))
-    if rank == "1":
-        if how == "mistake":
-            raise RuntimeError("a mistake")
-        if how == "diverged":
-            raise Diverged("the loss became nan")
-        if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-    if how == "wait":
-        time.sleep(60)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return f"{rank} of {total.item():.0f}"
 
 
 def part(folder: Path, case: str) -> None:
@@ -75,7 +54,3 @@ def add(case: str) -> None:
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total == dist.get_world_size()
-
-
-if __name__ == "__main__":
-    train_together(train, (Path(sys.argv[1]), "wait"), 2)

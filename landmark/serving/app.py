@@ -247,33 +247,21 @@ def key_of(headers: Headers, keys: Sequence[str]) -> str | None:
 
 
 class Guard:
-    """Answers 401 to a request without a key, before its body is read, and 413 to a body of more than `most` bytes."""
+    """Answers before the body is read: 401 to a request without a key, 413 to a body of more than `most` bytes, or of
+    unknown length.
+    """
 
     def __init__(self, app: Any, keys: Sequence[str], most: int):
         self._app, self._keys, self._most = app, keys, most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
-            return
-        if key_of(Headers(scope=scope), self._keys) is None:
-            refused = responses.error("the API key is missing or wrong", "authentication_error", "invalid_api_key")
-            await JSONResponse(refused, 401)(scope, receive, send)
-            return
-        body, more = bytearray(), True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self._most:
-                said = responses.error(f"the request has more than {self._most:,} bytes")
-                await JSONResponse(said, 413)(scope, receive, send)
-                return
-        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-
-        async def again() -> Any:
-            return whole.pop() if whole else await receive()
-
-        await self._app(scope, again, send)
+        refused = None
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            headers = Headers(scope=scope)
+            if key_of(headers, self._keys) is None:
+                said = responses.error("the API key is missing or wrong", "authentication_error", "invalid_api_key")
+                refused = JSONResponse(said, 401)
+            elif "transfer-encoding" in headers or int(headers.get("content-length", 0)) > self._most:
+                said = f"the request has more than {self._most:,} bytes, or does not say how many (Content-Length)"
+                refused = JSONResponse(responses.error(said), 413)
+        await (refused or self._app)(scope, receive, send)

@@ -61,6 +61,7 @@ def test_answers_are_sampled_by_default_and_wrong_keys_and_bodies_refused(server
     with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
         server.ask("x" * 5000)
     assert error.value.status_code == 413
+    assert server.http().post("/completions", content=iter([b"{}"])).status_code == 413, "of unknown length"
     refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
     assert refused.status_code == 401, "the body was read before the key"
 

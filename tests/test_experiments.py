@@ -101,7 +101,7 @@ def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
 
 
 def test_multirun_ends_with_its_table(output, tmp_path):
-    """Jobs fill the records of their rows; the table and its heat map come when all are done."""
+    """Jobs fill the records of their rows; the table and its picture come when all are done."""
     command = ["-m", *overrides("sweep_k_local", output), "row=k1_local150,k2_local250"]
     done = python(str(Path(__file__).parents[1] / "run.py"), *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from landmark.config.rows import cell_name
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
 from landmark.results import render, tables
+from landmark.results.paper import read_paper
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
@@ -51,7 +52,8 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     note += ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
     if not found:
         raise UserError(note)
-    built = tables.of_experiment(config, found, names)
+    paper = read_paper(config.name)
+    built = tables.build(config.name, found, paper, config.compare, config.figure, names, config.panels)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")
     folder, launch = command.runner.output / "tables", launch_id(config, command.overrides)

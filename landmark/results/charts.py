@@ -1,10 +1,9 @@
-"""Panels by Altair: curves, dots beside names, heat maps and maps of a text; and their PNG, without a browser."""
+"""Panels by Altair: curves, dots beside names, and maps of a text; and their PNG, without a browser."""
 
-import colorsys
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -95,13 +94,6 @@ def series_looks(models: Mapping[str, str]) -> dict[str, Look]:
     return looks
 
 
-def ordered_colours(number: int) -> list[str]:
-    """Colours from dark violet to bright yellow, for series that have an order."""
-    steps = [each / max(1, number - 1) for each in range(number)]
-    colours = [colorsys.hls_to_rgb((0.72 + 0.41 * step) % 1, 0.25 + 0.3 * step, 0.85) for step in steps]
-    return ["#" + "".join(f"{round(255 * part):02X}" for part in colour) for colour in colours]
-
-
 # ---- points, and the axes they stand on
 
 
@@ -158,14 +150,13 @@ def curves(
     x: Options,
     y: Options,
     *,
-    joined: Iterable[str] | None = None,
     step: bool = False,
     below: Sequence[alt.Chart] = (),
     note: str = "",
 ) -> Panel:
     """Curves over an axis of numbers. Points above the domain of y's scale are left out, and the curve has a gap.
 
-    points: of `point`, in order; a "label" is written beside one. joined: series with a line (None: all). step: a value
+    points: of `point`, in order; a "label" is written beside one. step: a value
     holds until the next point, and points are not marked. below: charts of `reference`.
     """
     top = y.get("scale", {}).get("domain", [math.inf])[-1]
@@ -174,12 +165,10 @@ def curves(
     key = _legend(looks, **({"symbolType": "stroke", "symbolSize": 400} if step else {}))
     across = _axis(alt.X, "x", x)
     base = alt.Chart().encode(across, _axis(alt.Y, "y", y), _by_series(alt.Stroke, looks, "colour", key))
-    layers = []
-    if names := list(looks if joined is None else joined):
-        line = base.mark_line(strokeWidth=1.5, interpolate="step-after" if step else "linear")
-        if any(look.dash != SOLID for look in looks.values()):
-            line = line.encode(_by_series(alt.StrokeDash, looks, "dash", key))
-        layers.append(line.transform_filter(alt.FieldOneOfPredicate("series", names)))
+    line = base.mark_line(strokeWidth=1.5, interpolate="step-after" if step else "linear")
+    if any(look.dash != SOLID for look in looks.values()):
+        line = line.encode(_by_series(alt.StrokeDash, looks, "dash", key))
+    layers = [line]
     if any("label" in each for each in points):
         text = alt.Chart().mark_text(fontSize=10, color=INK, align="right", baseline="bottom", dx=-4, dy=-4)
         layers.append(text.encode(across, _axis(alt.Y, "y", y), alt.Text("label:N")).transform_filter("datum.label"))
@@ -220,34 +209,6 @@ def named_level(name: str, value: float) -> list[alt.Chart]:
     """A dashed line at a height, with its name above its right end."""
     text = _once().mark_text(text=name, fontSize=10, color=INK, align="right", baseline="bottom", dy=-2)
     return [reference(y=value), text.encode(x=alt.value(WIDTH - 4), y=alt.datum(value))]
-
-
-def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], float | None]) -> Panel:
-    """A grid of numbers; dark is high. axes: titles of both, the vertical first. cells: names on both to a number."""
-    up, across = (_ordered(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
-    known = [value for value in cells.values() if value is not None]
-    middle = (min(known) + max(known)) / 2 if known else 0.0
-    made = [
-        {
-            "y": first,
-            "x": second,
-            "value": value,
-            "text": "missing" if value is None else f"{value:.3f}" if value < 100 else f"{value:.1f}",
-            "colour": INK if value is None else "#FFFFFF" if value > middle else "#000000",
-        }
-        for first in up
-        for second in across
-        for value in [cells.get((first, second))]
-    ]
-    axis = {"sort": None, "axis": alt.Axis(labelAngle=0, grid=False)}
-    x = alt.X("x:N", title=axes[1], scale=alt.Scale(domain=across), **axis)
-    y = alt.Y("y:N", title=axes[0], scale=alt.Scale(domain=up[::-1]), **axis)
-    base = alt.Chart().encode(x, y)
-    scale = alt.Scale(scheme="viridis", reverse=True, zero=False)
-    shades = base.mark_rect().encode(alt.Fill("value:Q", scale=scale, title=None))
-    numbers = base.mark_text(fontSize=10).encode(alt.Text("text:N"), alt.Color("colour:N", scale=None))
-    layers = [shades.transform_filter("isValid(datum.value)"), numbers]
-    return Panel(title, _layered(made, layers, WIDTH - 60, HEIGHT))
 
 
 def square_map(
@@ -327,12 +288,3 @@ def _by_series(kind: Any, looks: Looks, part: str, key: Options | None) -> Any:
 
 def _legend(looks: Looks, **options: Any) -> Options | None:
     return {"title": None} | options if len(looks) > 1 else None
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    """Numbers by their size; names that are not all numbers as they come."""
-    found = list(names)
-    try:
-        return sorted(found, key=float)
-    except ValueError:
-        return found

@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any
 
 from landmark.results import charts
-from landmark.results.charts import COLOURS, INK, PALETTE, SHAPES, Interval, Look, Options, Panel, Point
+from landmark.results.charts import COLOURS, INK, PALETTE, Interval, Look, Options, Panel, Point
 from landmark.results.columns import TableRow
 from landmark.results.tables import Table
 
@@ -257,28 +257,6 @@ def _maps(table: Table) -> list[Panel]:
     return made
 
 
-def _heat(table: Table) -> Lines:
-    """Of rows that retrieve, perplexity by k upwards and tokens read at a time; all rows, those of a k joined."""
-    retrieving = [row for row in table.rows if row.k is not None]
-    grid: dict[str, list[TableRow]] = {}
-    for row in retrieving:
-        grid.setdefault(f"k = {row.k}", []).append(row)
-    looks = {name: Look(colour) for name, colour in zip(grid, charts.ordered_colours(len(grid)), strict=True)}
-    others = {row.name: [row] for row in table.rows if row.k is None}
-    for number, (name, (row,)) in enumerate(others.items(), 1):
-        looks[name] = Look(COLOURS.get(row.model, INK), SHAPES[number % len(SHAPES)])
-    points = [
-        charts.point(name, row.keys_attended, row.perplexity)
-        for name, same in {**grid, **others}.items()
-        for row in same
-        if row.keys_attended is not None and row.perplexity is not None
-    ]
-    x, y = {"title": "keys attended, mean over queries"}, {"title": "perplexity"}
-    against_keys = charts.curves("Perplexity against keys attended", points, looks, x, y, joined=grid)
-    cells = {(str(row.k), str(row.local)): row.perplexity for row in retrieving}
-    return [[charts.heat_map("Perplexity", ("retrieval.k", "eval.local"), cells), against_keys]] if cells else []
-
-
 def _drop_rate(table: Table) -> Lines:
     """Table 3: each cutoff's perplexity at the share of lookups that the context miss token drops. Dashed: a model
     without the token.
@@ -316,7 +294,6 @@ FIGURES: dict[str, Callable[[Table], Lines]] = {
     "rows": _rows,
     "lines": _lines,
     "tasks": functools.partial(_lines, by_task=True),
-    "heatmap": _heat,
     "drop_rate": _drop_rate,
     "unique_blocks": _unique_blocks,
 }

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from landmark.config.schema import Config, PanelConfig
+from landmark.config.schema import PanelConfig
 from landmark.results.columns import Record, Source, TableRow
-from landmark.results.paper import published, read_paper
+from landmark.results.paper import published
 from landmark.utils.errors import UserError
 from landmark.utils.measured import kind_of
 from landmark.utils.significance import Difference, paired_difference
 
 _SHOWN = 0.0001  # nats: the last digit of a difference
-FIGURES = ("rows", "lines", "tasks", "heatmap", "drop_rate", "unique_blocks")  # that `landmark.results.figures` draws
+FIGURES = ("rows", "lines", "tasks", "drop_rate", "unique_blocks")  # that `landmark.results.figures` draws
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,6 @@ def build(
         asked=asked,
         model=_model([record for records in rows.values() for record in records]),
     )
-
-
-def of_experiment(config: Config, rows: Mapping[str, Sequence[Record]], asked: Sequence[str]) -> Table:
-    """The table of an experiment's configuration beside the paper's numbers. Raises UserError as `build`."""
-    paper = read_paper(config.name)
-    return build(config.name, rows, paper, config.compare, config.figure, asked, config.panels)
 
 
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:

@@ -34,7 +34,6 @@ SHOWN = {
     "figure3_passkey": ("lines", ["Prompts answered"], "accuracy"),
     "retriever": ("rows", ["Prompts answered"], "accuracy"),
     "ruler": ("tasks", ["niah_single_1", "niah_multikey_2"], "accuracy"),
-    "sweep_k_local": ("heatmap", ["Perplexity", "Perplexity against keys attended"], "perplexity"),
     "table3_cmt": ("drop_rate", ["Perplexity at the share dropped"], "dropped"),
     "figure5_unique_blocks": ("unique_blocks", ["Distinct blocks of a chunk"], "distinct blocks"),
 }
@@ -67,7 +66,7 @@ def check_drawn(panel):
 
 def test_every_figure_is_that_of_an_experiment():
     assert {figure for figure, _, _ in SHOWN.values()} == set(FIGURES) == set(tables.FIGURES)
-    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, tasks, heatmap"):
+    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, tasks, drop_rate"):
         check_figure("cake")
 
 
@@ -162,13 +161,7 @@ def test_a_series_looks_the_same_in_the_panel_of_each_task():
     assert many["series 0"].colour == COLOURS["landmark"]
 
 
-def test_cells_of_a_grid_have_their_numbers_or_are_missing_and_distinct_blocks_are_a_histogram(configure, make_record):
-    table = tabulate("sweep_k_local", without=("k1_local150", "k8_local350", "xl_2048"))
-    assert len(table.rows) == 11
-    texts = [each["text"] for each in points(panels(table)[0][0])]
-    assert (texts.count("4.500"), texts.count("missing")) == (10, 2)
-    plain = [make_record(configure("model=transformer"), "plain_512", 4.5)]
-    assert titles(build("t", {"plain_512": plain}, figure="heatmap")) == [["Perplexity"]]  # a map without cells
+def test_distinct_blocks_are_a_histogram():
     # Of 18 samples in each of four layers 5 retrieve 2 blocks, 9 retrieve 3, 3 retrieve 4 and one 5.
     ((panel,),) = panels(tabulate("figure5_unique_blocks"))
     of_row = [100 * count / 18 for count in (0, 0, 5, 9, 3, 1)] + [0.0]

@@ -8,6 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 LOG = logging.getLogger(__name__)
+# Fields of OpenAI's that would change an answer, and are not supported, with their values that have no effect.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "logprobs"), ()),
+    **{"best_of": (1,), "echo": (), "suffix": (), "response_format": ({"type": "text"},), "modalities": (["text"],)},
+    **{"tools": (), "functions": (), "tool_choice": ("auto", "none"), "function_call": ("auto", "none")},
+}
 _ignored: set[str] = set()  # fields that were warned of
 
 
@@ -30,7 +36,7 @@ class _Body(BaseModel):
     def _null_is_the_default(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name in sorted(map(str, given.keys() - cls.model_fields.keys() - _ignored)):
+        for name in sorted(map(str, given.keys() - cls.model_fields.keys() - NEUTRAL.keys() - _ignored)):
             _ignored.add(name)
             LOG.warning("the field %s of a request is not known here and is ignored", ascii(name)[1:-1])
         return {name: x for name, x in given.items() if x is not None}
@@ -53,11 +59,14 @@ class Asked(_Body):
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None
-    # Fields that would change the answer, and have no effect here: only the values without one are allowed.
-    presence_penalty: float = 0
-    frequency_penalty: float = 0
-    logit_bias: dict[str, float] = {}
-    logprobs: bool | int = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, given: Any) -> Any:
+        for name, neutral in NEUTRAL.items() if isinstance(given, dict) else ():
+            if given.get(name) and given[name] not in neutral:
+                raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Asked:
@@ -65,15 +74,7 @@ class Asked(_Body):
             raise ValueError("stream_options is for a streamed answer: set stream")
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
-        for name in self._without_effect():
-            raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
         return self
-
-    def _without_effect(self) -> list[str]:
-        """Fields whose values would change the answer."""
-        return [
-            name for name in ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs") if getattr(self, name)
-        ]
 
     @property
     def most(self) -> int | None:
@@ -86,19 +87,12 @@ class Completion(Asked):
     """The body of /v1/completions. prompt: a text or ids, or several of them."""
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
-    best_of: int = 1
-    echo: bool = False
-    suffix: str = ""
 
     @model_validator(mode="after")
     def _fields_are_in_range(self) -> Completion:
         if not self.prompts:
             raise ValueError("prompt: there is none")
         return self
-
-    def _without_effect(self) -> list[str]:
-        neutral = {"best_of": 1, "echo": False, "suffix": ""}
-        return [*super()._without_effect(), *(name for name in neutral if getattr(self, name) != neutral[name])]
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -141,15 +135,3 @@ class Chat(Asked):
 
     messages: list[Message] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] = {}
-    response_format: dict[str, Any] = {"type": "text"}
-    modalities: list[str] = ["text"]
-    tools: list[Any] = []
-    functions: list[Any] = []
-    tool_choice: Any = "auto"
-    function_call: Any = "auto"
-
-    def _without_effect(self) -> list[str]:
-        others = {"tools": self.tools, "functions": self.functions, "modalities": self.modalities != ["text"]}
-        others |= {"response_format": self.response_format.get("type") != "text"}
-        others |= {name: getattr(self, name) not in ("auto", "none") for name in ("tool_choice", "function_call")}
-        return [*super()._without_effect(), *(name for name, changes in others.items() if changes)]

@@ -8,12 +8,9 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
 3. outer: softmax of the gates over blocks, and over a place without a value if there is one (scoring.py).
 4. weights: exp(score − inner) · outer.
 
-No running maximum is needed. The backward pass computes the weights again, from two numbers kept for each query and
-block. The mean that the gradient of the inner softmax subtracts is a sum over offsets of one tile. README.md has the
-derivation. Scores and log-sum-exps are in units of log 2, because exp2 is the fastest exponential.
-
-The windows of a batch are cut at different phases. Each is padded so that the blocks of all line up: `phase` rows, the
-window, rows up to a whole block (blockwise_tiles.py). N: sequences, the heads of some samples.
+The backward pass computes the weights again, from two numbers kept for each query and block. README.md has the
+derivation. Scores and log-sum-exps are in units of log 2, because exp2 is the fastest exponential. The windows of a
+batch are padded so that the blocks of all line up (blockwise_tiles.py). N: sequences, the heads of some samples.
 """
 
 from typing import NamedTuple
@@ -163,7 +160,7 @@ def _backward(
     padded = Padded.of(part, inputs, extra_weight, work)
     padded_do = alignment.pad(do[here], work("do", *padded.q.shape))
     row_mean = alignment.pad(row_mean, work("row_mean", *padded.q.shape[:2], 1))
-    dk, dv = work("dk", *padded.k.shape), work("dv", *padded.v.shape)
+    dk, dv = work("dk", *padded.k.shape).zero_(), work("dv", *padded.v.shape).zero_()
     d_extra = work("d_extra", *padded.q.shape[:2], 1)
     on_cpu, largest = out.device.type == "cpu", 1 / torch.finfo(out.dtype).eps
     for tile, outer, shift in zip(part.tiles(), of_tiles[::2], of_tiles[1::2], strict=True):
@@ -177,7 +174,7 @@ def _backward(
         if not on_cpu or float(shift.masked_fill(shift == torch.inf, 0.0).abs().amax()) > largest:
             weights.clamp_(max=0)
         weights.exp2_()
-        _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
+        tile.keys(dv).add_(product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(queries), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(product(tile.keys(padded.v), tile_do.mT, d_scores)).mul_(weights)
         total = d_scores.sum(2)  # P_ib·D_ib
@@ -195,7 +192,7 @@ def _backward(
         d_scores = d_scores.flatten(1, 2)
         dq = product(d_scores.mT, keys, work("rows", *queries.shape), inputs.scale)
         alignment.unpad(dq, of_q[here], tile.row)
-        _collect(tile, dk, product(d_scores, queries, work("keys", *keys.shape), inputs.scale))
+        tile.keys(dk).add_(product(d_scores, queries, work("keys", *keys.shape), inputs.scale))
     alignment.unpad(dk, of_k[here])
     alignment.unpad(dv, of_v[here])
     if of_extra is not None:
@@ -217,15 +214,6 @@ def _mean_of_blocks(
             mean.lerp_(of_gates.expand_as(mean), alpha)
         tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
     return mean[:, :, None]
-
-
-def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:
-    """Add a tile's gradient of keys or values to the total. The first tile has all keys, and overwrites it."""
-    into = tile.keys(total)
-    if tile.stop == tile.alignment.blocks:
-        into.copy_(part)
-    else:
-        into.add_(part)
 
 
 def _rows_first(x: Tensor) -> Tensor:

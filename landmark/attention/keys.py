@@ -2,25 +2,21 @@
 
 1. *Offset*: in some channels a token's key is the key of the normal token before it. A query that matches these
    channels finds the token *after* an earlier occurrence, which is what copying needs; with plain keys it takes two
-   layers that learn together. Landmarks keep their own keys and are passed over. With ℓ = 2, landmarks L, and the
-   channels of the offset below the others::
+   layers that learn together (Olsson et al. 2022). Landmarks keep their own keys and are passed over. The first
+   token of a text, or of a training window, keeps its own key. Source: PartialKeyOffset of modded-nanogpt (record of
+   2025-12-14). With ℓ = 2, landmarks L, and the channels of the offset below the others::
 
        tokens              a b L c d L e
        key, own channels   a b L c d L e
        key, offset         a a L b c L d
 
-   The first token of a text, and of a training window, has no token before it and keeps its own key. Sources:
-   PartialKeyOffset of modded-nanogpt (record of 2025-12-14); Olsson et al. 2022 for the induction heads that two layers
-   learn otherwise.
 2. *Positions*: rotary, or none in some layers (rotary.py).
 3. *Landmark*: its own key alone ("token", as in the paper), or plus the mean of the keys of its block, rotated
    ("mean"). A block should weigh as much as its tokens do together in full attention, exp(L) with L the log-sum-exp of
    their scores; L ≥ Σ (q·k_i/√d) / ℓ + log ℓ, with equality for equal scores. The mean key gives the first term, and
-   `model.landmark_bias` begins with the second, so that a new model attends as with full attention. A gate that adds a
-   part α of L as it is leaves 1 − α of both (`share`).
+   `model.landmark_bias` begins with the second. A gate that adds a part α of L leaves 1 − α of both (`share`).
 
-A bias of landmarks' scores is carried by the last channel, which positions do not turn: there queries are 1 and keys 0,
-those of landmarks the bias.
+A bias is carried by the last channel, which positions do not turn: there queries are 1, keys 0, landmarks the bias.
 """
 
 from collections.abc import Collection

@@ -2,11 +2,9 @@
 
 Attention with a log-sum-exp uses PyTorch's own kernels: flash attention on the CPU, and on GPUs in half precision,
 the memory-efficient kernel on GPUs in float32. On another device, or for what they lack, it computes the same with
-explicit weights, and warns once. It has no gradients, `causal_attention` has.
+explicit weights. It has no gradients, `causal_attention` has.
 """
 
-import functools
-import warnings
 from contextlib import nullcontext
 
 import torch
@@ -23,15 +21,6 @@ LARGEST_GRID = (1 << 16) - 1  # of CUDA, along the axes on which kernels have ba
 WIDEST = 256  # numbers of a head in CUDA's flash kernels
 
 
-@functools.cache
-def _warn(device: str) -> None:
-    warnings.warn(
-        f"torch {torch.__version__} has no flash attention with a log-sum-exp for device {device!r}: "
-        "attention in parts falls back to plain PyTorch, exact but slower",
-        stacklevel=3,
-    )
-
-
 def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -45,7 +34,6 @@ def attention_forward(
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)
         if (found := _on_gpu(q, k, v, scale, causal)) is not None:
             return found
-        _warn(q.device.type)
     compute = torch.promote_types(q.dtype, torch.float32)
     scores = capped(q.to(compute) @ k.to(compute).mT * scale, softcap)
     if causal:

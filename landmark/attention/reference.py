@@ -10,26 +10,19 @@ from landmark.attention.layout import AttentionInputs, blocks_and_landmarks
 from landmark.attention.scoring import capped, keep_best
 
 
-def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Softmax of each group of scores (…, S) separately, σ_G in the paper; elements of −∞ get weight 0."""
-    exponentials, sums, _ = _exponentials(scores, groups, num_groups)
-    return exponentials / sums.masked_fill(sums == 0, 1.0).gather(-1, groups.expand_as(scores))
+def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Softmax of each group of scores (…, S) separately, σ_G in the paper, and the log-sum-exps (…, num_groups).
 
-
-def grouped_logsumexp(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Log-sum-exp of each group of scores (…, S), (…, num_groups); −∞ for a group without elements above −∞."""
-    _, sums, largest = _exponentials(scores, groups, num_groups)
-    return (largest + sums.masked_fill(sums == 0, 1.0).log()).masked_fill(sums == 0, -torch.inf)
-
-
-def _exponentials(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(score − largest of its group) (…, S), and of each group their sum and the largest score, (…, num_groups)."""
+    Elements of −∞ get weight 0; a group without others has the log-sum-exp −∞.
+    """
     groups = groups.expand_as(scores)
     shape = (*scores.shape[:-1], num_groups)
     largest = scores.new_full(shape, -torch.inf).scatter_reduce(-1, groups, scores.detach(), "amax")
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
     exponentials = (scores - largest.gather(-1, groups)).exp()
-    return exponentials, scores.new_zeros(shape).scatter_add(-1, groups, exponentials), largest
+    sums = scores.new_zeros(shape).scatter_add(-1, groups, exponentials)
+    total = sums.masked_fill(sums == 0, 1.0)
+    return exponentials / total.gather(-1, groups), (largest + total.log()).masked_fill(sums == 0, -torch.inf)
 
 
 def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: bool = True) -> tuple[Tensor, Tensor]:
@@ -58,11 +51,11 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: 
         landmarks = keep_best(masked.masked_fill(~landmark_j, -torch.inf), inputs.top_k, -1)
         masked = torch.where(landmark_j, landmarks, masked)
     if inputs.alpha:
-        of_block = grouped_logsumexp(masked.masked_fill(landmark_j, -torch.inf), block_j, num_groups)
+        of_block = grouped_softmax(masked.masked_fill(landmark_j, -torch.inf), block_j, num_groups)[1]
         added = inputs.alpha * of_block.gather(-1, block_j.expand_as(scores))
         masked = torch.where(landmark_j & (masked > -torch.inf), masked + added, masked)
     if inputs.extra is None or inputs.controlled is None:
-        softmax = grouped_softmax(masked, groups, num_groups)
+        softmax, _ = grouped_softmax(masked, groups, num_groups)
         landmark_weights = softmax
     else:
         # One more group for the landmarks that share the weight of the place without a value (Appendix D).
@@ -70,7 +63,7 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: 
         groups = torch.where(controlled_j, num_groups, groups).expand_as(scores)
         with_extra = torch.cat([masked, inputs.extra[..., None]], -1)
         extra_group = block_i.expand_as(inputs.extra[..., None])
-        softmax = grouped_softmax(with_extra, torch.cat([groups, extra_group], -1), num_groups + 1)
+        softmax, _ = grouped_softmax(with_extra, torch.cat([groups, extra_group], -1), num_groups + 1)
         softmax, extra_weight = softmax[..., :-1], softmax[..., -1:]
         landmark_weights = torch.where(controlled_j, softmax * extra_weight, softmax)
 

@@ -1,16 +1,9 @@
 """How queries score keys, how much a block weighs, which blocks of a window are the best, and one more place.
 
-The place is in the outer softmax and has no value: a context miss token, or learned attention sinks, which are merged
-into what attention without them returns.
-
-A context miss token (CMT, paper, Appendix D) has a weight S that is known before landmarks are scored. Landmarks are
-*free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free landmarks and the
-token. The controlled landmarks have a softmax of their own, multiplied by S. Where a query sees no controlled landmark,
-S is lost.
-
-All this is one ordinary softmax if each controlled landmark c has the gate cmt_score + s_c − logsumexp(controlled): the
-exponentials of these gates add up to that of cmt_score. Gates here are (N, block, query), in units of log 2, and −∞
-for a landmark that the query does not see.
+The place is in the outer softmax and has no value: learned attention sinks, which are merged into what attention
+without them returns, or a context miss token (CMT, paper, Appendix D), whose weight the *controlled* landmarks share.
+Gates here are (N, block, query), in units of log 2, and −∞ for a landmark that the query does not see.
+README.md beside this file has the equations.
 """
 
 import math
@@ -146,10 +139,8 @@ def shared_weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """The mean that is subtracted in the gradient of each landmark's score, and the gradient of the token's score.
 
-    The gradient is P_ib (D_ib − D_i) for a free landmark, P_ib (D_ib − D_ic) for a controlled one, and S (D_ic − D_i)
-    for the token, where D_ic = Σ P_ib·D_ib / S over the controlled landmarks (symbols: README.md beside this file).
-    weighted_means: (N, block, query), P_ib·D_ib. row_mean, cmt_weight: (N, 1, query), D_i and S. controlled: (N, block,
-    query), bool. Returns (N, block, query) and (N, 1, query).
+    README.md beside this file has the formulas. weighted_means: (N, block, query), P_ib·D_ib. row_mean, cmt_weight: (N,
+    1, query), D_i and S. controlled: (N, block, query), bool. Returns (N, block, query) and (N, 1, query).
     """
     of_controlled = (weighted_means * controlled).sum(1, keepdim=True)
     mean = of_controlled / cmt_weight.clamp(min=torch.finfo(cmt_weight.dtype).tiny)

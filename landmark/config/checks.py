@@ -28,11 +28,7 @@ def _of_kind(kind: str, *keys: str) -> Read:
 
 
 def _is_ours(config: Config) -> bool:
-    return config.model.name is None and config.model.family is None
-
-
-def _is_pretrained(config: Config) -> bool:
-    return config.model.name is not None or (config.model.family is not None and config.start is not None)
+    return config.model.name is None
 
 
 def _can_have_window(config: Config) -> bool:
@@ -45,8 +41,9 @@ def _has_scorer(config: Config) -> bool:
 
 
 def _can_have_task(config: Config) -> bool:
-    of_landmarks = config.eval.task == UNIQUE_BLOCKS or config.eval.retriever is not None
-    return config.model.kind == "landmark" or not of_landmarks
+    if config.eval.task == UNIQUE_BLOCKS and config.model.as_is:
+        return False
+    return config.model.kind == "landmark" or not (config.eval.task == UNIQUE_BLOCKS or config.eval.retriever)
 
 
 def _can_have_strategy(config: Config) -> bool:
@@ -63,7 +60,7 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
 _OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "family", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
 _OF_OURS = (
     *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -86,12 +83,7 @@ _NEEDED = (
     Read(("eval.task",), "model=landmark", _can_have_task),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
-    Read(
-        ("model.as_is", "model.dtype"),
-        "a model that model.name gives, see model=pretrained",
-        lambda c: c.model.name is not None,
-    ),
-    Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
+    Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",
@@ -116,7 +108,7 @@ _OF_KINDS = tuple(
 )
 
 # Keys of which one at most is set.
-_ALTERNATIVES = (("data.tasks", "data.passkeys"), ("model.name", "model.family", "model.architecture"))
+_ALTERNATIVES = (("data.tasks", "data.passkeys"), ("model.name", "model.architecture"))
 
 _OF_TASKS = (
     Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),

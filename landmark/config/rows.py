@@ -186,7 +186,7 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
     of_landmarks = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
     free = ("backend", *(("kind", "block_size", *of_landmarks) if gets_landmarks else ()))
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
-    if (config.model.family or config.model.name) is None and shapes[0] != shapes[1]:
+    if config.model.name is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
     return replace(config, start_run=to_saved(replace(resolve(base), seed=config.seed, seeds=None)))
 

@@ -58,7 +58,6 @@ class ModelConfig:
 
     kind: str = MISSING  # transformer, landmark or transformer_xl
     architecture: str | None = None  # module that has a `Model`, of landmark.models or with a dot any other; null: ours
-    family: str | None = one_of(None, "llama")  # a model of transformers, built anew with this shape: llama
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights where it reads; null: float32

@@ -124,8 +124,8 @@ class RetrievalMap:
         """Ages and shares of every query, (B, H, T, q); a share is 1 where weights are not known. queries: T."""
         if retrieval.weights is None:
             self.share_of = "queries"
-            ages, selection = retrieval.ages, retrieval.selection
-            shape = (*ages.shape[:2], queries) if selection is None else selection.gather(selection.cmt_weight).shape
+            ages, retrieves = retrieval.ages, retrieval.retrieves
+            shape = (*ages.shape[:2], queries) if retrieves is None else retrieves.shape
             retrieval = replace(retrieval, weights=torch.ones(*shape, ages.shape[-1], device=ages.device))
         ages, shares = retrieval.per_query()
         return ages, shares * (ages > 0)

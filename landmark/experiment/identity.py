@@ -150,6 +150,6 @@ def digest(settings: dict[str, Any]) -> str:
 
 def run_name(config: Config, run_id: str) -> str:
     """Name of a run's folder below outputs/runs; its last part is the run's identity."""
-    family = "pretrained" if config.model.name else config.model.family
-    kind = "-".join(part for part in (family, config.model.architecture, config.model.kind) if part)
+    source = "pretrained" if config.model.name else None
+    kind = "-".join(part for part in (source, config.model.architecture, config.model.kind) if part)
     return f"{kind}-{config.data.name}-{config.size}-{run_id}"

@@ -1,6 +1,5 @@
 """Cost of an experiment's missing runs and rows: FLOPs, hours, disk. Loads no torch but for models of transformers."""
 
-import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 from landmark.config import SYNTHETIC, Config
 from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
-from landmark.models.config import DecoderConfig, decoder_config
+from landmark.models.config import decoder_config
 from landmark.utils.errors import counted
 from landmark.utils.extensions import hook
 from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, training_keys
@@ -83,9 +82,10 @@ class Machine:
 def _measures(config: Config, vocab_size: int) -> tuple[int, int, int, int]:
     """Parameters of the decoder with and without embeddings (tied to the head), layers, and width."""
     model = config.model
-    if model.name is not None or model.family is not None:
-        shape = vocab_size, model.num_layers, model.num_heads, model.head_dim, model.mlp_dim
-        total, body, found = _size_of(model.name, model.family, shape)
+    if model.name is not None:
+        from landmark.models.pretrained import size_of
+
+        total, body, found = size_of(model.name)
         return total, body, found.num_layers, found.hidden_dim
     width = model.num_heads * model.head_dim
     keys = (model.num_kv_heads or model.num_heads) * model.head_dim
@@ -168,15 +168,6 @@ def disk(missing: Sequence[Cost]) -> int:
     """Bytes that missing runs need: the weights of all, and meanwhile the three checkpoints of one."""
     sizes = [4 * cost.parameters[0] for cost in missing]
     return sum(sizes) + 3 * 3 * max(sizes, default=0)  # weights and two moments each
-
-
-@functools.cache
-def _size_of(
-    name: str | None, family: str | None, shape: tuple[int, int, int, int, int]
-) -> tuple[int, int, DecoderConfig]:
-    from landmark.models.pretrained import size_of
-
-    return size_of(name, family, DecoderConfig(*shape))
 
 
 def _hours(hours: float) -> str:

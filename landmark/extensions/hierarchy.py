@@ -161,7 +161,7 @@ class GroupMemory(Memory):
             best = self._best_blocks(levels, blocks)
             shift = (levels[0][..., :blocks] - stored).gather(-1, best)
             weighted, gates = read_blocks(question, blocks - best)
-            out, weights = merge((out, lse), (weighted, gates + shift), None)
+            out, weights = merge(question, (out, lse), (weighted, gates + shift))
             return self._done(question, out.to(q.dtype), blocks - best, weights.to(q.dtype))
 
     def _best_blocks(self, levels: Sequence[Tensor], blocks: int) -> Tensor:

@@ -101,6 +101,13 @@ class LandmarkCache(Cache):
             for number, is_full in enumerate(self._is_full)
         ]
 
+    def _copy(self, memory: Memory | SummaryMemory) -> LandmarkCache:
+        """A copy with another memory, whose layers with a sliding window have read nothing."""
+        copied = copy.copy(self)
+        copied._chunk, copied.memory = _Chunk(), memory
+        copied.layers = copied._new_layers()
+        return copied
+
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
         self.groups: list[Group] = []
@@ -200,9 +207,7 @@ class LandmarkCache(Cache):
         """Replace the content by that of a saved cache. Raises UserError as `Memory.load` does, for a model with other
         weights too, and where the ids or the windows of sliding layers are missing; then the content stays as it was.
         """
-        loaded = copy.copy(self)
-        loaded._chunk, loaded.memory = _Chunk(), copy.copy(self.memory)
-        loaded.layers = loaded._new_layers()
+        loaded = self._copy(copy.copy(self.memory))
         loaded._load(Path(folder))
         vars(self).update(vars(loaded))
 
@@ -274,9 +279,8 @@ class LandmarkCache(Cache):
 
     def fork(self, mark: Mark) -> LandmarkCache:
         """A copy that has read the text up to one of the marks."""
-        forked = copy.copy(self)
-        forked._chunk, forked.ids = _Chunk(), self.ids[:, : mark.tokens].clone()
-        forked.memory, forked.layers = self.memory.beginning(mark.position, mark.layers), forked._new_layers()
+        forked = self._copy(self.memory.beginning(mark.position, mark.layers))
+        forked.ids = self.ids[:, : mark.tokens].clone()
         forked.marks = [each for each in self.marks or [] if each.tokens <= mark.tokens]
         for number, layer in forked._windows.items():
             vars(layer).update(mark.windows[number])
@@ -284,8 +288,7 @@ class LandmarkCache(Cache):
 
     def select(self, samples: Tensor) -> LandmarkCache:
         """A copy whose samples are these of the batch. samples: (n,), integer; one may occur more than once."""
-        chosen = copy.copy(self)
-        chosen._chunk = _Chunk()
+        chosen = self._copy(self.memory.select_samples(samples))
         chosen.groups, chosen.marks = [], None
         for group in self.groups:
             places = [(new, group.rows.index(old)) for new, old in enumerate(samples.tolist()) if old in group.rows]
@@ -294,14 +297,9 @@ class LandmarkCache(Cache):
                 chosen.groups.append(Group(rows, group.cache.select(torch.tensor(at))))
         if self.ids.numel():
             chosen.ids = self.ids[samples.to(self.ids.device)]
-        chosen.memory = self.memory.select_samples(samples)
-        chosen.layers = []
-        for number, layer in enumerate(self.layers):
-            copied = _MemoryLayer(chosen._chunk, number)
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                copied = copy.copy(layer)
-                copied.batch_select_indices(samples)
-            chosen.layers.append(copied)
+        for number, layer in self._windows.items():
+            chosen.layers[number] = copied = copy.copy(layer)
+            copied.batch_select_indices(samples)
         return chosen
 
     def texts(self, batch: int) -> list[Tensor]:
@@ -316,8 +314,7 @@ class LandmarkCache(Cache):
         """Group samples by the tokens they read next. kinds: of each their number, and whether they are `known`."""
         if not self.groups:
             whole, columns = copy.copy(self), self.get_seq_length()
-            self._chunk, self.memory = _Chunk(), copy.copy(self.memory)
-            self.layers = self._new_layers()
+            vars(self).update(vars(self._copy(copy.copy(self.memory))))
             self.memory.reset()
             self._forget()
             self.groups, self._columns = [Group(list(range(len(kinds))), whole)], columns

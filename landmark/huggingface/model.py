@@ -202,20 +202,14 @@ class LandmarkModel(_Base):
             raise UserError("logits_to_keep: with a landmark memory it must be a number of tokens, or 0 for all")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
-        mask = None if mask is None else of_columns(mask, columns).to(ids.device)
-        if mask is not None and logits_to_keep and bool(mask.any()):
-            check_ends(mask, logits_to_keep)
-        check_positions(position_ids, torch.ones_like(ids) if mask is None else mask, cache)
+        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns).to(ids.device)
+        check_ends(mask, logits_to_keep)
+        check_positions(position_ids, mask, cache)
         cache.check_model(self, is_token=columns == 1)
         self._check_reading()
-        kept = logits_to_keep or columns
         with torch.no_grad(), cache.reading_all(batch, columns):
             reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
-            if not cache.groups and (mask is None or bool(mask.all())):
-                outputs = reader.read(ids, cache, kept)
-            else:
-                own = torch.ones_like(ids) if mask is None else mask
-                outputs = reader.read_padded(ids, own.bool(), cache, kept)
+            outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
         logits = cast(Tensor, outputs.logits)
         if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):
             raise UserError("the logits are not finite: numbers of float16 overflow, load it in bfloat16 or float32")

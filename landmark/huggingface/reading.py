@@ -12,7 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.huggingface.landmark_cache import Group, LandmarkCache
 from landmark.utils.errors import UserError
 
 
@@ -64,63 +64,48 @@ class Reader:
         self._model, self._forward, self._settings = model, forward, model.landmarks
         self._local, self._known, self._hidden, self._kwargs = local, known, hidden, kwargs
 
-    def read(self, ids: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
-        """Read more of texts of one length: ids (B, T), without landmarks. kept: last tokens that get logits."""
-        self._check(ids)
-        cache.expect(ids.shape[1])
-        logits, states = [], []
-        for piece in self._pieces(ids.shape[1], kept, cache):
-            of_text = ids[:, piece.start : piece.stop]
-            part = Part(torch.arange(len(ids), device=ids.device), of_text, cache, piece.known)
-            ((of_text, of_layers),) = self._pass([part], cache, ids.shape[1] - kept - piece.start)
-            logits.append(of_text)
-            states.append(of_layers)
-        together = tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)) if self._hidden else None
-        return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache, hidden_states=together)
-
-    def read_padded(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
-        """Read more of texts of several lengths: of each the same pieces as if it were alone.
+    def read(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
+        """Read more of the texts of a batch: of each the same pieces as if it were alone.
 
         1. A step reads the next piece of each text.
-        2. Texts that have read as many tokens so far, and read as many in the step, share a memory.
+        2. Texts that have read as many tokens so far, and read as many in the step, share a memory; without padding
+           all do.
         3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
            have a sliding window, one memory after the other passes through the model.
 
         ids: (B, T), without landmarks. mask: (B, T), bool, False for padding. kept: last columns that get logits.
         """
         texts = [row[own] for row, own in zip(ids, mask, strict=True)]
-        lengths = [len(text) for text in texts]
         for text in texts:
             self._check(text[None])
-        logits, states = Padded(mask[:, -kept:], lengths), list[Padded]()
         wanted = mask[:, -kept:].sum(1).tolist()
         before = [len(text) for text in cache.texts(len(texts))]
-        pieces = [self._pieces(length, own, cache, at) for length, own, at in zip(lengths, wanted, before, strict=True)]
+        pieces = [self._pieces(len(x), own, cache, at) for x, own, at in zip(texts, wanted, before, strict=True)]
+        alike = not cache.groups and bool(mask.all())
+        logits, states = [[] for _ in texts], list[list[list[Tensor]]]()
         for step in range(max(map(len, pieces))):
             now = [each[step] if step < len(each) else Piece(0, 0, False) for each in pieces]
-            parts = self._parts(texts, now, cache)
+            parts = self._parts(texts, now, cache, alike)
             for passed in [[part] for part in parts] if cache.has_windows else [parts]:
                 rows = [row for part in passed for row in part.rows.tolist()]
-                skipped = min(logits.first[row] - now[row].start for row in rows)
-                found = self._pass(passed, cache, skipped)
-                for part, (of_text, of_layers) in zip(passed, found, strict=True):
-                    states = states or [Padded(mask, lengths) for _ in of_layers]
+                skipped = max(0, min(len(texts[row]) - wanted[row] - now[row].start for row in rows))
+                for part, (of_text, of_layers) in zip(passed, self._pass(passed, cache, skipped), strict=True):
+                    states = states or [[[] for _ in texts] for _ in of_layers]
                     for at, row in enumerate(part.rows.tolist()):
-                        logits.put(row, now[row].start + max(0, skipped), of_text[at])
-                        for padded, of_layer in zip(states, of_layers, strict=True):
-                            padded.put(row, now[row].start, of_layer[at])
-        together = tuple(padded.filled for padded in states) if self._hidden else None
-        return CausalLMOutputWithPast(logits=logits.filled, past_key_values=cache, hidden_states=together)
+                        logits[row].append(of_text[at])
+                        for state, of_layer in zip(states, of_layers, strict=True):
+                            state[row].append(of_layer[at])
+        hidden = tuple(padded(mask, state) for state in states) if self._hidden else None
+        found = padded(mask[:, -kept:], logits)
+        return CausalLMOutputWithPast(logits=found, past_key_values=cache, hidden_states=hidden)
 
-    def _pieces(self, length: int, kept: int, cache: LandmarkCache, before: int | None = None) -> list[Piece]:
+    def _pieces(self, length: int, kept: int, cache: LandmarkCache, before: int) -> list[Piece]:
         """The pieces in which `length` tokens are read, of which the last `kept` get logits.
 
         Without landmarks, tokens that get none are read in pieces of their own: they may choose blocks together. Such
-        pieces end where a group of queries does, so that the cuts change nothing. before: tokens of the text so far;
-        None: as many as the cache has.
+        pieces end where a group of queries does, so that the cuts change nothing. before: tokens of the text so far.
         """
         step, known = self._local, 0
-        before = cache.get_seq_length() if before is None else before
         group = None if self._hidden else cache.group(before + length, self._model.device)
         if group is not None:
             step, known = max(group, step // group * group), length if self._known else length - kept
@@ -131,10 +116,10 @@ class Reader:
             start = stop
         return [*pieces, *(Piece(at, min(at + self._local, length), False) for at in range(known, length, self._local))]
 
-    def _parts(self, texts: list[Tensor], pieces: list[Piece], cache: LandmarkCache) -> list[Part]:
-        """What the texts read in these pieces, in groups that share a memory."""
-        parts = []
-        for rows, own in cache.divide([(piece.stop - piece.start, piece.known) for piece in pieces]):
+    def _parts(self, texts: list[Tensor], pieces: list[Piece], cache: LandmarkCache, alike: bool) -> list[Part]:
+        """What the texts read in these pieces, in groups that share a memory. alike: whether all do."""
+        parts, kinds = [], [(piece.stop - piece.start, piece.known) for piece in pieces]
+        for rows, own in [Group([*range(len(texts))], cache)] if alike else cache.divide(kinds):
             ids = torch.stack([texts[row][pieces[row].start : pieces[row].stop] for row in rows])
             if ids.numel():
                 own.expect(max(len(texts[row]) - pieces[row].start for row in rows))
@@ -161,9 +146,9 @@ class Reader:
         (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.
         """
         placed = [self._placed(part) for part in parts]
-        wanted = placed[0][1][max(0, skipped) :]
+        wanted = placed[0][1][skipped:]
         if len(parts) > 1:
-            wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
+            wanted = torch.cat([at[skipped:] for _, at in placed]).unique()
         with ExitStack() as stack:
             at_places = [
                 stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device, part.known))
@@ -195,7 +180,7 @@ class Reader:
         found = []
         for part, (_, at) in zip(parts, placed, strict=True):
             rows = part.rows if len(parts) > 1 else None
-            chosen = torch.searchsorted(wanted, at[max(0, skipped) :])
+            chosen = torch.searchsorted(wanted, at[skipped:])
             found.append((_part_of(outputs.logits, rows, chosen), [_part_of(state, rows, at) for state in states]))
         return found
 
@@ -214,8 +199,10 @@ def of_columns(mask: Tensor, columns: int) -> Tensor:
 
 
 def check_ends(mask: Tensor, kept: int) -> None:
-    """Raise UserError where a text has none of its tokens in the last `kept` columns of its mask (B, T)."""
-    if without := (~mask[:, -kept:].bool().any(1)).nonzero().flatten().tolist():
+    """Raise UserError where the mask (B, T) has no text, or none of a text in its last `kept` columns."""
+    if not bool(mask.any()):
+        raise UserError("attention_mask: nothing but padding, so there is no text to read")
+    if kept and (without := (~mask[:, -kept:].bool().any(1)).nonzero().flatten().tolist()):
         raise UserError(
             f"attention_mask: text {without[0]} ends with padding, so nothing follows its last {kept} columns: pad on "
             "the left (tokenizer.padding_side='left')"
@@ -258,30 +245,16 @@ def check_goes_on(ids: Tensor, mask: Tensor | None, cache: LandmarkCache) -> Non
             )
 
 
-class Padded:
-    """Outputs (B, columns, …) of texts with padding, which are 0 there. `put` fills them.
-
-    mask: (B, columns), bool, which of the last columns are text. lengths: tokens of each text in all columns.
+def padded(mask: Tensor, found: list[list[Tensor]]) -> Tensor:
+    """Outputs (B, columns, …), 0 for padding. mask: (B, columns), bool, which of the last columns are text. found: the
+    outputs of each text in pieces (n, …), to its end, perhaps of tokens before these columns too.
     """
-
-    def __init__(self, mask: Tensor, lengths: list[int]):
-        self._columns = [own.nonzero().flatten() for own in mask]
-        self.first = [length - len(own) for length, own in zip(lengths, self._columns, strict=True)]  # tokens before
-        self._shape = mask.shape
-        self._filled: Tensor | None = None
-
-    def put(self, row: int, start: int, values: Tensor) -> None:
-        """The outputs (T, …) of a text from its token `start` on."""
-        if self._filled is None:
-            self._filled = values.new_zeros(*self._shape, *values.shape[1:])
-        values = values[max(0, self.first[row] - start) :]
-        start = max(0, start - self.first[row])
-        columns = self._columns[row][start : start + len(values)].to(values.device)
-        self._filled[row, columns] = values.to(self._filled.device)
-
-    @property
-    def filled(self) -> Tensor:
-        """Raises UserError where nothing was put."""
-        if self._filled is None:
-            raise UserError("attention_mask: nothing but padding, so there is no text to read")
-        return self._filled
+    like = next(piece for pieces in found for piece in pieces)
+    out = like.new_zeros(*mask.shape, *like.shape[1:])
+    for row, (own, pieces) in enumerate(zip(mask, found, strict=True)):
+        columns = own.nonzero().flatten().to(out.device)
+        for piece in reversed(pieces):
+            piece = piece[max(0, len(piece) - len(columns)) :]
+            out[row, columns[len(columns) - len(piece) :]] = piece
+            columns = columns[: len(columns) - len(piece)]
+    return out

@@ -18,7 +18,6 @@ from torch import Tensor
 from landmark.attention import Grouped
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.memory.settings import choosing_heads
 from landmark.memory.store import BlockStore
 
 
@@ -132,78 +131,6 @@ class LayerMemory:
             self.chunk[name] = (x[:, :, stored:].clone() if stored else x).detach()
         self.between, self.chunk = self.chunk, None
 
-    def select_samples(self, samples: Tensor, into: "LayerMemory") -> None:
-        """Copy these samples (n,) of the batch to an empty layer."""
-        self.store.select_samples(samples, into.store)
-        into.between = {name: x.index_select(0, samples.to(x.device)) for name, x in self.between.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class QuerySelection:
-    """The queries of a chunk that retrieve, where a context miss token (CMT) lets some do without (paper, Appendix D).
-
-    The token's weight S is known before retrieval. It is the share of a query's attention that retrieved blocks get.
-    Where S is below the cutoff the query retrieves nothing, and this share is lost.
-
-    cmt_weight: (B, H, T), S. retrieves: (B, H, T), bool. indices: (B, H or 1, n), the selected queries, others besides
-    where fewer retrieve; None: all T. selected: (B, H, n), `retrieves` at the indices; None: all retrieve.
-    """
-
-    cmt_weight: Tensor
-    retrieves: Tensor
-    indices: Tensor | None = None
-    selected: Tensor | None = None
-
-    def gather(self, x: Tensor) -> Tensor:
-        """The part of the selected queries: (B, H, T, …) → (B, H, n, …)."""
-        return x if self.indices is None else x.gather(2, self._index(x, x.shape[1]))
-
-    def scatter_add(self, out: Tensor, x: Tensor) -> Tensor:
-        """out (B, H, T, d) with x (B, H, n, d) added at the selected queries."""
-        return out + x if self.indices is None else out.scatter_add(2, self._index(x, out.shape[1]), x)
-
-    def _index(self, x: Tensor, heads: int) -> Tensor:
-        """The indices for each of `heads` heads, or of the groups of heads that choose together."""
-        assert self.indices is not None
-        index = self.indices[:, :: max(1, self.indices.shape[1] // heads)].expand(-1, heads, -1)
-        return index.view(*index.shape, *[1] * (x.ndim - 3)).expand(*index.shape, *x.shape[3:])
-
-    def mask_ages(self, ages: Tensor) -> Tensor:
-        """Ages (B, H, H_kv or 1, n or 1, q) of retrieved blocks, 0 where no query that retrieves uses them."""
-        if self.selected is None:
-            return ages
-        read = self.selected.unflatten(1, (ages.shape[1], -1)).any(2)
-        return ages * (read.any(2, keepdim=True) if ages.shape[2] == 1 else read)[..., None]
-
-    @property
-    def is_empty(self) -> bool:
-        return self.indices is not None and self.indices.shape[2] == 0
-
-
-def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads: int) -> QuerySelection:
-    """Select the queries with a weight of at least the cutoff.
-
-    With "per_head" all queries of a chunk choose together: all are selected if one retrieves. With "per_token" all
-    heads choose together: a query is selected if it retrieves in one head; with "per_token_and_group" the heads that
-    share keys do. With a cutoff of 0 all retrieve, and the weights are not read. cmt_weight: (B, H, T).
-    """
-    retrieves = cmt_weight >= cutoff
-    if cutoff == 0:
-        return QuerySelection(cmt_weight, retrieves)
-    heads = retrieves.shape[1]
-    choosing = choosing_heads(granularity, heads, kv_heads)
-    searched = retrieves.unflatten(1, (choosing, -1)).any(2)
-    if choosing > 1:
-        searched = searched.repeat_interleave(heads // choosing, 1)
-    count = int(searched.sum(-1).max())
-    if granularity == "per_head" and count:
-        count = retrieves.shape[2]
-    indices = None
-    if count < searched.shape[2]:
-        indices = searched.sort(dim=2, descending=True, stable=True).indices[..., :count]
-    selected = QuerySelection(cmt_weight, retrieves, indices).gather(retrieves)
-    return QuerySelection(cmt_weight, retrieves, indices, selected)
-
 
 @dataclass(frozen=True, eq=False)
 class Question:
@@ -212,8 +139,11 @@ class Question:
     layer: its number. position: stream position of the chunk's first token, landmarks included. state: the layer's
     blocks, and pending tokens before the chunk. q: (B, H, T, d), not rotated. start: position of the first query,
     counted from the first pending token. lags: of the blocks. scale, softcap: of the scores, in nats. backend: "triton"
-    where its kernels may be used. selection: the n queries that retrieve; None: there is no context miss token, and all
-    do.
+    where its kernels may be used.
+
+    cmt_weight: (B, H, T), the weight S of a context miss token, known before retrieval: the share of a query's
+    attention that retrieved blocks get (paper, Appendix D). None: there is no such token. retrieves: (B, H, T), bool,
+    the queries whose S is at least the cutoff; the others read nothing, and S is lost. None: all retrieve.
     """
 
     layer: int
@@ -228,36 +158,24 @@ class Question:
     scale: float
     softcap: float | None
     backend: str
-    selection: QuerySelection | None = None
+    cmt_weight: Tensor | None = None
+    retrieves: Tensor | None = None
 
     @property
     def store(self) -> BlockStore:
         return self.state.store
 
-    @property
-    def selected(self) -> Tensor | None:
-        """(B, H, n), bool, whether the queries retrieve; None: all do."""
-        return None if self.selection is None else self.selection.selected
-
     @cached_property
     def _rotated(self) -> Tensor:
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32)) * self.scale
-        queries, distances = q.shape[2], self.lags.distances
-        if self.selection is None or self.selection.indices is None:
-            starts = [self.start + distance for distance in distances]
-            factors = self.rotary.several(starts, queries, q)[:, None, :, None]
-        else:
-            table = self.rotary(0, self.start + queries + distances[-1], q)
-            position = self.selection.indices.transpose(1, 2) + self.start
-            factors = torch.stack([table[position + distance] for distance in distances])
-            q = self.selection.gather(q)
-        q = q.transpose(1, 2)
-        factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, H or 1, d/2)
+        starts = [self.start + distance for distance in self.lags.distances]
+        factors, q = self.rotary.several(starts, q.shape[2], q)[:, None, :, None], q.transpose(1, 2)
+        factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, 1, d/2)
         return rotate(q.flatten(0, 1).expand(len(factors), -1, -1, -1), factors).unflatten(1, q.shape[:2])
 
     @property
     def exact(self) -> Tensor:
-        """The queries that rank blocks, (S, B, n, H, d), scaled, and rotated for lag 1…S; without a gradient.
+        """The queries that rank blocks, (S, B, T, H, d), scaled, and rotated for lag 1…S; without a gradient.
 
         In float32 also where q is not, because rounding would change which blocks are the best.
         """
@@ -271,5 +189,5 @@ class Question:
     def sets(self, granularity: str) -> tuple[int, int, int]:
         """Sets of blocks that are chosen, (B, heads, queries)."""
         _, batch, queries, heads, _ = self.exact.shape
-        of_queries = 1 if granularity == "per_head" else queries
-        return batch, choosing_heads(granularity, heads, self.store.kv_heads), of_queries
+        choosing = {"per_token": 1, "per_token_and_group": self.store.kv_heads}.get(granularity, heads)
+        return batch, choosing, 1 if granularity == "per_head" else queries

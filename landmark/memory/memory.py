@@ -14,9 +14,9 @@ from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, back
 from landmark.attention.keys import Keys
 from landmark.attention.layout import as_autocast, without_autocast
 from landmark.attention.rotary import rotate, rotate_cmt
-from landmark.memory.layer import LayerMemory, Positions, Question, Stingy, TruePositions, select_queries
+from landmark.memory.layer import LayerMemory, Positions, Question, Stingy, TruePositions
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
-from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
+from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, masked_ages, with_rates
 from landmark.memory.saving import Place, load, save
 from landmark.memory.select import Best, Faiss, Given, MeanKeys, Newest, Random, SecondLook, Selector
 from landmark.memory.settings import MemorySettings
@@ -94,7 +94,8 @@ class Memory:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counts since the last reset, and current sizes; see `landmark.memory.retrievals.MemoryStatistics`."""
+        """Counts since the last reset (`landmark.memory.retrievals.MemoryStatistics`; with a slower tier `TierCounts`),
+        blocks_kept of a layer, bytes_kept of all."""
         stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {
@@ -150,7 +151,7 @@ class Memory:
             if question.backend == "triton" and not question.rounded.requires_grad:
                 return self._done(question, read_and_merge_fused(question, ages, local), ages)  # 3 and 4
             blocks = read_blocks(question, ages)  # 3
-            out, weights = merge(local, blocks, question.selection)  # 4
+            out, weights = merge(question, local, blocks)  # 4
             return self._done(question, out, ages, weights)
 
     def _begin(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Question, Tensor, Tensor]:
@@ -173,7 +174,7 @@ class Memory:
         if (kept.shape[:2], kept.shape[3]) != (k.shape[:2], k.shape[3]):
             raise UserError(f"the memory has keys like {tuple(kept.shape)}, this chunk {tuple(k.shape)}: reset() it")
         if self._before is None:
-            self._before = self._statistics.copy()
+            self._before = copy.deepcopy(self._statistics)
         self._length = q.shape[2]
         backend = backend_for(self.backend, q, self.block_size, has_kernel(self.gate, self.scoring))
         lags = self.positions.lags(state.store.added, self.k, self.width)
@@ -195,9 +196,9 @@ class Memory:
             rotated = rotate(q, question.rotary(start, q.shape[2], q))
             at_its_place = ContextMiss(rotate_cmt(extra.key, question.rotary))
             weight = torch.sigmoid(at_its_place.scores_of(rotated, self.scoring) - lse)
-            cutoff = self.cutoff if self.k and len(question.store) else 0.0  # where there is nothing to retrieve
-            selection = select_queries(weight, cutoff, self.select.granularity, k.shape[1])
-            question = replace(question, selection=selection)
+            has_blocks = self.k and len(question.store)
+            retrieves = weight >= self.cutoff if self.cutoff and has_blocks else None
+            question = replace(question, cmt_weight=weight, retrieves=retrieves)
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)
 
@@ -205,26 +206,25 @@ class Memory:
         """The ages of the blocks that the queries read; None: nothing."""
         if self.k == 0 or len(question.store) == 0:
             return None
-        started, ages, selection = time.perf_counter(), None, question.selection
-        if selection is None or not selection.is_empty:
+        started, ages = time.perf_counter(), None
+        if question.retrieves is None or bool(question.retrieves.any()):
             ages = self.select.choose(question, self.k)
-        self._statistics.count_search(question.layer, selection, time.perf_counter() - started)
+        self._statistics.count_search(question, None if ages is None else time.perf_counter() - started)
         return ages
 
     def _done(
         self, question: Question, out: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """The output, after what was retrieved is counted and the observer is told."""
-        selection = question.selection
+        retrieves = question.retrieves
         if chosen is None:
             ages, weights = (out.new_empty(*out.shape[:3], 0, dtype=each) for each in (torch.int64, out.dtype))
         else:
-            ages = chosen if selection is None else selection.mask_ages(chosen)
-            self._statistics.count_retrieved(ages, out[..., 0].numel(), selection)
+            ages = chosen if retrieves is None else masked_ages(chosen, retrieves)
+            self._statistics.count_retrieved(ages, out[..., 0].numel(), retrieves)
         if self.observer is not None:
-            cmt_weight = None if selection is None else selection.cmt_weight
-            of_query = ages, weights, cmt_weight, None if chosen is None else selection
-            self.observer(Retrieval(question.layer, self.position, question.store, *of_query))
+            of_queries = ages, weights, question.cmt_weight, retrieves
+            self.observer(Retrieval(question.layer, self.position, question.store, *of_queries))
         return out
 
     @torch.no_grad()
@@ -254,7 +254,7 @@ class Memory:
             state = self.layers[layer]
             state.chunk, blocks = chunk, min(self.k, len(state.store))
             if blocks:
-                self._statistics.count_search(layer, None, 0.0)
+                self._statistics.searches += 1
                 self._statistics.count_sets(queries, blocks, queries)
         self._length = tokens
         self.commit()
@@ -289,13 +289,7 @@ class Memory:
         self._check_whole()
         if self._length:
             raise RuntimeError("a chunk is not committed yet: call commit() before select_samples()")
-        chosen = copy.copy(self)
-        chosen.reset()
-        chosen.position = self.position
-        for layer, state in self.layers.items():
-            chosen.layers[layer] = chosen.new_layer()
-            state.select_samples(samples, chosen.layers[layer])
-        return chosen
+        return self._copy(samples, self.position, self.mark())
 
     @property
     def has_dropped(self) -> bool:
@@ -308,15 +302,17 @@ class Memory:
 
     def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> "Memory":
         """A copy that has read the text up to this position, where `mark` returned `layers`; no block was dropped."""
-        begun = copy.copy(self)
-        begun.reset()
-        begun.position = position
+        return self._copy(torch.arange(self.batch_size), position, layers)
+
+    def _copy(self, samples: Tensor, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> "Memory":
+        copied = copy.copy(self)
+        copied.reset()
+        copied.position = position
         for number, (blocks, between) in layers.items():
-            begun.layers[number] = layer = begun.new_layer()
-            every = torch.arange(next(iter(between.values())).shape[0])
-            self.layers[number].store.select_samples(every, layer.store, blocks)
-            layer.between = between
-        return begun
+            copied.layers[number] = layer = copied.new_layer()
+            self.layers[number].store.select_samples(samples, blocks, layer.store)
+            layer.between = {name: x.index_select(0, samples.to(x.device)) for name, x in between.items()}
+        return copied
 
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
         """Write everything, and `others` by name, to a new folder. A memory of the same model can `load` it.
@@ -344,12 +340,12 @@ class Memory:
         """What must be equal in a memory that loads this one."""
         base = self.keys.rope_base
         return {
-            "block_size": self.block_size,
-            "rope_base": base.tolist() if isinstance(base, Tensor) else base,
-            "mapping": self.positions.name,
-            "key_offset": self.keys.offset,
-            "landmark_key": self.keys.landmark,
-            "alpha": float(self.gate.alpha),
+            "model.block_size": self.block_size,
+            "model.rope_base": base.tolist() if isinstance(base, Tensor) else base,
+            "positions.mapping": self.positions.name,
+            "model.key_offset": self.keys.offset,
+            "model.landmark_key": self.keys.landmark,
+            "model.alpha": float(self.gate.alpha),
             "model": None if self.model is None else self.model(),
         }
 

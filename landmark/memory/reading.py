@@ -1,6 +1,6 @@
 """What the queries of a chunk read: the chunk itself, pending tokens and blocks, and how it is merged.
 
-S: number of lags. n: number of queries, all T of a chunk or the selected ones. q: blocks of each query.
+S: number of lags. q: blocks of each query.
 
 A block is fetched once for many queries, which are put into tiles (`QueryTiles`).
 """
@@ -18,7 +18,7 @@ from landmark.attention.keys import Keys
 from landmark.attention.plain import attention_forward
 from landmark.attention.rotary import rotate
 from landmark.attention.scoring import capped
-from landmark.memory.layer import QuerySelection, Question
+from landmark.memory.layer import Question
 from landmark.memory.store import BlockStore
 from landmark.memory.store.tiers import Fetched
 
@@ -29,7 +29,7 @@ FETCH = 16  # fetching a block takes as long as the attention of so many queries
 FETCHED_AT_ONCE, FETCHED_ELSEWHERE = {"cpu": 1 << 18}, 1 << 27
 
 WeightedSum = Callable[[Tensor], Tensor]
-"""Of weights (B, H, n, q) of blocks, the sum of the blocks' outputs (B, H, n, d)."""
+"""Of weights (B, H, T, q) of blocks, the sum of the blocks' outputs (B, H, T, d)."""
 
 
 def rotated_for_local_attention(question: Question, k: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
@@ -64,45 +64,43 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tupl
 
 
 def merge(
-    local: tuple[Tensor, Tensor], blocks: tuple[WeightedSum, Tensor], selection: QuerySelection | None
+    question: Question, local: tuple[Tensor, Tensor], blocks: tuple[WeightedSum, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and weights of the blocks (B, H, n, q): a softmax of gates merges blocks and local attention.
+    """Output (B, H, T, d) and weights of the blocks (B, H, T, q): a softmax of gates merges blocks and local attention.
 
     With a context miss token the local output is multiplied by 1 − S already, and the blocks share S. local: output
-    (B, H, T, d) and log-sum-exp (B, H, T). blocks: the weighted sum of their outputs, and their gates (B, H, n, q).
+    (B, H, T, d) and log-sum-exp (B, H, T). blocks: the weighted sum of their outputs, and their gates (B, H, T, q).
     """
     (out, lse), (weighted, gates) = local, blocks
-    if selection is None:
+    if question.cmt_weight is None:
         weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
-        of_blocks = weights[..., 1:]
-        return weights[..., :1] * out + weighted(of_blocks), of_blocks
-    weights = gates.to(lse.dtype).softmax(-1) * selection.gather(selection.cmt_weight)[..., None]
-    if selection.selected is not None:
-        weights = weights * selection.selected[..., None]
-    return selection.scatter_add(out, weighted(weights.to(out.dtype))), weights
+        return weights[..., :1] * out + weighted(weights[..., 1:]), weights[..., 1:]
+    weights = gates.to(lse.dtype).softmax(-1) * question.cmt_weight[..., None]
+    if question.retrieves is not None:
+        weights = weights * question.retrieves[..., None]
+    return out + weighted(weights.to(out.dtype)), weights
 
 
 def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, Tensor]) -> Tensor:
     """`read_blocks` and `merge` in one kernel, which reads the blocks where they are stored: (B, H, T, d)."""
     from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 
-    queries, store, selection, selected = question.rounded, question.store, question.selection, question.selected
-    rows, blocks = None, store.in_place() if selected is None else None
+    queries, store, retrieves = question.rounded, question.store, question.retrieves
+    rows, blocks = None, store.in_place() if retrieves is None else None
     if blocks is None:
-        rows, blocks = _fetched_rows(queries, store, ages, selected)
+        rows, blocks = _fetched_rows(queries, store, ages, retrieves)
     of_store = {"added": store.added, "recent": question.lags.own, "rows": rows, "alpha": question.gate.alpha}
     tensors = queries, *blocks, store.landmarks, ages
-    if selection is None:
+    if question.cmt_weight is None:
         return attend_to_retrieved_blocks(*tensors, **of_store, local=local)
-    weight = selection.gather(selection.cmt_weight)
-    out = attend_to_retrieved_blocks(*tensors, **of_store, weight=weight, selected=selected)
-    return selection.scatter_add(local[0], out)
+    weighted = {"weight": question.cmt_weight, "selected": retrieves}
+    return local[0] + attend_to_retrieved_blocks(*tensors, **of_store, **weighted)
 
 
 def _fetched_rows(
     queries: Tensor, store: BlockStore, ages: Tensor, selected: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Fetch the blocks of the queries that retrieve: their rows (B, H, n or 1, q), and keys and values (m, ℓ, d)."""
+    """Fetch the blocks of the queries that retrieve: their rows (B, H, T or 1, q), and keys and values (m, ℓ, d)."""
     ages = for_each_head(ages, queries.shape[3])
     places = store.places(ages if selected is None else ages.expand(-1, -1, queries.shape[2], -1))
     if selected is None:
@@ -118,9 +116,9 @@ def _fetched_rows(
 def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
     """Attend to each block of these ages separately, at its position of attention.
 
-    Returns the weighted sum of the blocks' outputs, and their gates (B, H, n, q), 0 for queries that do not retrieve.
+    Returns the weighted sum of the blocks' outputs, and their gates (B, H, T, q), 0 for queries that do not retrieve.
     """
-    tiles = QueryTiles(question, question.rounded, ages, question.lags.attending(ages), question.selected)
+    tiles = QueryTiles(question, question.rounded, ages, question.lags.attending(ages), question.retrieves)
     out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
         values = torch.index_select(part.blocks.values, 0, part.blocks.rows, out=part.buffer)
@@ -130,7 +128,7 @@ def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
 
 
 def weights_of_blocks(question: Question, ages: Tensor, selected: Tensor | None) -> Tensor:
-    """s_b + log Σ_j exp s_j of each query and block, (B, H, n, q), in the type of landmarks: the gate with α = 1.
+    """s_b + log Σ_j exp s_j of each query and block, (B, H, T, q), in the type of landmarks: the gate with α = 1.
 
     s_b: score of block b's landmark; s_j: of its tokens j; at the positions of scoring. 0 for queries that are not
     selected.
@@ -167,7 +165,7 @@ class QueryTiles:
     """
 
     def __init__(self, question: Question, rotated: Tensor, ages: Tensor, lags: Tensor, selected: Tensor | None):
-        """rotated: (S, B, n, H, d). ages, lags: (B, H, H_kv or 1, n or 1, q). selected: (B, H, n), bool; None: all."""
+        """rotated: (S, B, T, H, d). ages, lags: (B, H, H_kv or 1, T or 1, q). selected: (B, H, T), bool; None: all."""
         self.store, self.softcap = question.store, question.softcap
         store = self.store
         _, batch, queries, heads, self.dim = rotated.shape
@@ -245,7 +243,7 @@ class QueryTiles:
         return x.transpose(1, 2)
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """Results of all tiles, as in `empty`, → (B, H, n, q, width); 0 for queries that are not selected."""
+        """Results of all tiles, as in `empty`, → (B, H, T, q, width); 0 for queries that are not selected."""
         x = x.flatten(0, 1).index_select(0, self._back)
         if self._selected_pairs is not None:
             x = x.new_zeros(self._pairs, *x.shape[1:]).index_copy_(0, self._selected_pairs, x)
@@ -254,7 +252,7 @@ class QueryTiles:
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Results of all tiles, summed over the blocks of each query with weights (B, H, n, q): (B, H, n, width).
+        """Results of all tiles, summed over the blocks of each query with weights (B, H, T, q): (B, H, T, width).
 
         It is the sum over `of_queries(x)`, which is not made: on a CPU that takes up to 50 times as long.
         """

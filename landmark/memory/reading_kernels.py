@@ -1,12 +1,9 @@
 """The kernels of reading.py and step.py: attention to retrieved blocks, read where they are stored, merged with local
 attention; and attention of the next tokens to the pending tokens of their block, in shapes that stay.
 
-The gate of a block is the score of its landmark. One softmax runs over the gates of the retrieved blocks and, without a
-context miss token, the log-sum-exp of local attention. The tokens of a block share the weight of its gate (paper,
-Section 3.2). Nothing is rotated: queries are already rotated for each lag, and keys by their offsets.
-
-A program goes over the blocks of its queries one after the other. Where a few queries read many blocks, most of a GPU
-would be idle: there several programs share them, and a second kernel merges what each has found.
+Nothing is rotated: queries are already rotated for each lag, and keys by their offsets. A program goes over the blocks
+of its queries one after the other. Where a few queries read many blocks, most of a GPU would be idle: there several
+programs share them, and a second kernel merges their outputs.
 """
 
 # Triton's language only looks like Python, and kernels get their compile-time constants by name.

@@ -58,13 +58,9 @@ class RecurrentMemory:
 class UnlimitedMemory(RecurrentMemory):
     """The keys and values of a whole text, with which a plain transformer generates; without gradient.
 
-    Keys are rotated once, to their positions in the text, and written to buffers that hold the longest text. So a token
-    takes no copy of the keys before it.
+    Keys are rotated once, to their positions in the text, and written to buffers that hold the longest text, of `cache`
+    tokens. So a token takes no copy of the keys before it.
     """
-
-    def __init__(self, tokens: int, keys: Keys | None = None):
-        """Start with nothing read. tokens: of the longest text. keys: as in `RecurrentMemory`."""
-        super().__init__(tokens, keys)
 
     def reset(self) -> None:
         super().reset()

@@ -1,6 +1,5 @@
 """What a memory tells of its retrievals: counts, and for an observer the blocks of each query with their weights."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,24 +7,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from landmark.memory.layer import QuerySelection
+from landmark.memory.layer import Question
 from landmark.memory.store import BlockStore
 
 RATES = ("drop_rate", "drop_rates", "skipped")
 
 
 class MemoryStatistics:
-    """Counts since the last reset of a memory. `Memory.stats` returns them, together with sizes.
-
-    Counts are sums over layers, samples and heads unless stated otherwise.
+    """Counts since the last reset of a memory: sums over layers, samples and heads unless stated otherwise.
 
     - chunks: chunks committed.
-    - searches: one for each chunk and layer with blocks in memory. searches_skipped: searches that were not needed,
-      because every query was below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
+    - searches: one for each chunk and layer with blocks in memory. searches_skipped: those not needed, because every
+      query was below the cutoff. seconds_searching: time of the others; on a GPU, time to launch them.
     - lookups: queries that retrieve. retrievals: sets of blocks chosen; queries or heads that choose together choose
       one set. blocks_retrieved: blocks in these sets.
-    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers.
-    - With a tier other than the device, the counts of `landmark.memory.store.tiers.TierCounts`.
     - With a context miss token: possible and dropped lookups of each layer and head, and the rates of `with_rates`.
     """
 
@@ -35,31 +30,23 @@ class MemoryStatistics:
         self.seconds_searching = 0.0
         self._dropped: dict[int, Tensor] = {}  # by layer, (2, H): lookups that were possible, and those dropped
 
-    def copy(self) -> "MemoryStatistics":
-        copied = copy.copy(self)
-        copied._dropped = dict(self._dropped)
-        return copied
-
-    def count_search(self, layer: int, selection: QuerySelection | None, seconds: float) -> None:
-        """Count a search that took so long, and the possible and the dropped lookups of its queries."""
+    def count_search(self, question: Question, seconds: float | None) -> None:
+        """Count a search that took so long (None: it was not needed), and possible and dropped lookups."""
         self.searches += 1
-        if selection is None:
-            self.seconds_searching += seconds
-            return
-        if selection.is_empty:
-            self.searches_skipped += 1
-        else:
-            self.seconds_searching += seconds
-        retrieves = selection.retrieves  # (B, H, T)
-        possible = torch.full((retrieves.shape[1],), retrieves[:, 0].numel(), device=retrieves.device)
-        counts = torch.stack([possible, (~retrieves).sum((0, 2))])
-        self._dropped[layer] = counts + self._dropped.get(layer, 0)
+        self.searches_skipped += seconds is None
+        self.seconds_searching += seconds or 0.0
+        if (weight := question.cmt_weight) is not None:
+            possible = torch.full((weight.shape[1],), weight[:, 0].numel(), device=weight.device)
+            retrieves = question.retrieves
+            dropped = torch.zeros_like(possible) if retrieves is None else (~retrieves).sum((0, 2))
+            counts = torch.stack([possible, dropped])
+            self._dropped[question.layer] = counts + self._dropped.get(question.layer, 0)
 
-    def count_retrieved(self, ages: Tensor, queries: int, selection: QuerySelection | None) -> None:
-        """Count a chunk's retrieval. ages: as of `Retrieval`. queries: B·H·T. selection: those that retrieve."""
+    def count_retrieved(self, ages: Tensor, queries: int, retrieves: Tensor | None) -> None:
+        """Count a chunk's retrieval. ages, retrieves: as of `Retrieval`. queries: B·H·T."""
         blocks, lookups = ages.numel(), queries
-        if selection is not None and selection.selected is not None:
-            blocks, lookups = int((ages > 0).sum()), int(selection.selected.sum())
+        if retrieves is not None:
+            blocks, lookups = int((ages > 0).sum()), int(retrieves.sum())
         self.count_sets(blocks // ages.shape[-1], ages.shape[-1], lookups)
 
     def count_sets(self, sets: int, blocks: int, lookups: int) -> None:
@@ -105,10 +92,9 @@ class Stored(NamedTuple):
 class Retrieval:
     """The blocks that the queries of a chunk retrieve in one layer.
 
-    position: stream position of the chunk's first token, landmarks included. ages: (B, H, H_kv or 1, n or 1, q), of the
-    blocks, oldest first; 1 is the newest block, 0 no block. n is T, or fewer with a cutoff. q is 0 where nothing is
-    retrieved. weights: (B, H, n, q), each block's share of a query's attention; None: a fused kernel ran. cmt_weight:
-    (B, H, T), the weight S of the context miss token. selection: the queries that retrieve; None: all.
+    position: stream position of the chunk's first token, landmarks included. ages: (B, H, H_kv or 1, T or 1, q), of the
+    blocks, oldest first; 1 is the newest block, 0 no block. q is 0 where nothing is retrieved. weights: (B, H, T, q),
+    each block's share of a query's attention; None: a fused kernel ran. cmt_weight, retrieves: as of `Question`.
     """
 
     layer: int
@@ -117,23 +103,20 @@ class Retrieval:
     ages: Tensor
     weights: Tensor | None
     cmt_weight: Tensor | None = None
-    selection: QuerySelection | None = None
+    retrieves: Tensor | None = None
 
     def per_query(self) -> tuple[Tensor, Tensor]:
         """Ages and weights for each query and head, (B, H, T, q); both are 0 for no block. ValueError: not known."""
         if self.weights is None:
             raise ValueError("the weights are not known with the backend triton: give the memory the backend blockwise")
-        weights, selection = self.weights, self.selection
-        ages = self.ages.repeat_interleave(weights.shape[1] // self.ages.shape[1], 1).expand(*weights.shape)
-        if selection is None:
-            return ages, weights
-        if selection.selected is not None:
-            ages = ages * selection.selected[..., None]
-        shape = *selection.retrieves.shape, ages.shape[-1]
-        return (
-            selection.scatter_add(ages.new_zeros(shape), ages),
-            selection.scatter_add(weights.new_zeros(shape), weights),
-        )
+        ages = self.ages.repeat_interleave(self.weights.shape[1] // self.ages.shape[1], 1).expand(*self.weights.shape)
+        return ages if self.retrieves is None else ages * self.retrieves[..., None], self.weights
+
+
+def masked_ages(ages: Tensor, retrieves: Tensor) -> Tensor:
+    """Ages as of `Retrieval`, 0 where no query that retrieves, (B, H, T), bool, uses them."""
+    read = retrieves.unflatten(1, (ages.shape[1], -1)).any(2)
+    return ages * (read.any(2, keepdim=True) if ages.shape[2] == 1 else read)[..., None]
 
 
 Observer = Callable[[Retrieval], None]

@@ -179,8 +179,3 @@ class MemorySettings:
 TRAINING_FREE = MemorySettings(  # of models that read without landmarks, where nothing was trained
     k=64, granularity="per_token_and_group", scorer="mean_key", rerank=128, first=1, window=512, mapping="auto"
 )
-
-
-def choosing_heads(granularity: str, heads: int, kv_heads: int) -> int:
-    """How many heads, or groups of them, choose blocks of their own: H, H_kv or 1."""
-    return {"per_token": 1, "per_token_and_group": kv_heads}.get(granularity, heads)

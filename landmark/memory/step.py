@@ -151,9 +151,9 @@ class NextToken:
     2. The second time they are captured into a CUDA graph.
     3. From then on the graph is replayed.
 
-    A token that completes a block is read together with the block's landmark, by a graph of its own. After that the
-    memory has a block more; where its tensors have grown, or there were not more than k blocks, it begins anew at 1. On
-    a CPU there is no graph, and the layers are always called as they are.
+    A token that completes a block is read together with the block's landmark, by a graph of its own. Where the memory's
+    tensors have grown since, or there were not more than k blocks, it begins anew at 1. On a CPU the layers are always
+    called as they are.
     """
 
     def __init__(self, model: Any, memory: Memory, landmark: int):

@@ -54,15 +54,13 @@ def build(model: "ModelConfig", tokenizer: Vocabulary, cmt: bool = False, start:
     4.2). Raises UserError where the model in `start` has another shape, or none is there.
     """
     config = decoder_config(model, tokenizer, cmt)
-    if model.family is None and model.name is None:
-        if start is None:
-            return new_decoder(config)
-        return _started_from(load(start), config, start).train()
-    from landmark.models import pretrained
-
     if start is None:
-        return pretrained.new_of_family(str(model.family), config)
-    return pretrained.start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None))
+        return new_decoder(config)
+    if model.name is None:
+        return _started_from(load(start), config, start).train()
+    from landmark.models.pretrained import start_from
+
+    return start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None))
 
 
 def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> LanguageModel:

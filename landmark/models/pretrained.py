@@ -1,6 +1,7 @@
-"""Decoders of transformers with the interface of our own decoder (`model.family`, `model.name`)."""
+"""Decoders of transformers with the interface of our own decoder (`model.name`)."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 import shutil
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 transformers_logging.disable_progress_bar()  # the program has its own
 
-FAMILIES = {"llama": LlamaConfig}
 PROJECTIONS = "all-linear"  # adapters are added to every linear layer but the head
 
 
@@ -112,45 +112,19 @@ class Pretrained(LanguageModel):
         return files
 
 
-def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple[int, int, DecoderConfig]:
+@functools.cache
+def size_of(name: str) -> tuple[int, int, DecoderConfig]:
     """Parameters of a model of transformers, with and without embeddings, and its shape. Loads no weights.
 
-    name: its folder, or its name on the hub; None: one of `family` with the shape. Raises UserError where none is.
+    name: its folder, or its name on the hub. Raises UserError where none is.
     """
-    folder = None if name is None else folder_of(name)
-    if folder is not None:
-        check_folder(folder)
-    with readable(name or str(family), "model"), torch.device("meta"):
-        if folder is None:
-            config = _config_of_family(str(family), shape)
-        else:
-            config = AutoConfig.for_model(
-                **read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
-            )
-        model = AutoModelForCausalLM.from_config(config)
+    check_folder(folder := folder_of(name))
+    with readable(name, "model"), torch.device("meta"):
+        said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
         ends = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
         total = sum(parameter.numel() for parameter in model.parameters())
         return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
-
-
-def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
-    """A model of a family with new weights; the caller seeds torch's random numbers before."""
-    model = AutoModelForCausalLM.from_config(_config_of_family(family, shape), dtype=torch.float32)
-    return Pretrained(model if shape.landmarks is None else _with_landmarks(model, shape.landmarks))
-
-
-def _config_of_family(family: str, shape: DecoderConfig) -> PretrainedConfig:
-    return FAMILIES[family](
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_dim,
-        intermediate_size=shape.mlp_dim,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.keys.rope_base},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:

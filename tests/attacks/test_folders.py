@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import landmark
 from landmark.config import to_config
 from landmark.data.stream import open_corpus
-from landmark.models import DecoderConfig, load
+from landmark.models import load
 from landmark.utils.errors import UserError
 from landmark.utils.files import sealed, sha256_file
 from landmark.utils.trust import name_modules
@@ -151,7 +151,7 @@ class TestTransformers:
                 open_pretrained(folder)
         if how == "kernels":
             with pytest.raises(UserError, match=said):
-                size_of(str(folder), None, DecoderConfig(1, 1, 1, 2, 1))
+                size_of(str(folder))
         monkeypatch.setenv("LANDMARK_API_KEY", "key")
         monkeypatch.setattr(sys, "argv", ["serving", str(folder), "--memories", str(folder / "memories")])
         with pytest.raises(SystemExit) as end:

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -197,7 +196,10 @@ def test_sinks_merge_into_a_softmax_that_is_computed_already():
         ({"q": torch.zeros(2, 1, 9, 4).double(), "backend": "triton"}, "q must be of type torch.float32"),
         ({"v": torch.zeros(2, 1, 9, 4).half(), "backend": "triton"}, "one type, got .*32, .*32, torch.float16"),
         ({"scoring": Scoring(0.0), "backend": "triton"}, "backend=triton: scale must be positive, got 0"),
-        ({"layout": Window(255), "dim": 80, "backend": "triton"}, "block_size=255 and heads of 80 numbers do not fit"),
+        (
+            {"layout": Window(255), "dim": 80, "backend": "triton"},
+            "blocks of 255 tokens with head dimension 80 .* do not fit",
+        ),
         ({"interpreted": False, "backend": "triton"}, "backend=triton needs a GPU"),
     ],
 )
@@ -242,16 +244,6 @@ def test_no_weights_are_written_out():
     read = [shape for event in profile.events() for shape in event.input_shapes]
     assert [2, 4, 90, 8] in read
     assert not [shape for shape in read if len(shape) == 4 and shape[:3] == [2, 4, 30] and shape[3] > 8]
-
-
-def test_the_fallback_warns_once():
-    q = torch.empty(1, 1, 2, 4, device="meta")
-    plain._warn.cache_clear()
-    with pytest.warns(UserWarning, match="falls back to plain PyTorch"):
-        plain.attention_forward(q, q, q, scale=1.0)
-    with warnings.catch_warnings(action="error"):
-        plain.attention_forward(q, q, q, scale=1.0)
-    plain._warn.cache_clear()
 
 
 def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp_and_what_they_lack_is_computed_by_others(recwarn):

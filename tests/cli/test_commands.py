@@ -52,7 +52,7 @@ def test_nothing_asked_for_shows_what_there_is(here):
     assert re.search(r"\+experiment=pair +Two rows\n", here("--config-dir", "mine").out)
     helped = here("--help", "train.steps=7").out
     assert helped.startswith(done.out)
-    assert "model: landmark, llama, llama_landmark" in helped
+    assert "model: landmark, pretrained, pretrained_base" in helped
     assert "\ntrainer:  # Where to compute, and for how long.\n  accelerator: auto\n" in helped
     assert "  steps: 7\n" in helped
 

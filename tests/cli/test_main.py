@@ -124,7 +124,7 @@ DAYS = r"10,000,000 steps of 4 × 512 .* h on this CPU"
             r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.task",
         ),
         ("model=transformer train.steps=10000000 trainer=auto", rf"{DAYS} .* on one H100\): choose size=nano,"),
-        ("+rows.next='model=llama_landmark start=long train.steps=5' row=next trainer=auto", DAYS),
+        ("+rows.next='model=landmark start=long train.steps=5' row=next trainer=auto", DAYS),
         (
             "model=transformer trainer=ddp trainer.accelerator=cpu trainer.devices=3",
             r"batch_size=4 cannot be shared evenly by 3 devices: set trainer\.devices",
@@ -134,7 +134,7 @@ DAYS = r"10,000,000 steps of 4 × 512 .* h on this CPU"
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_trained(work, words, said):
-    words = [words] if "+rows" not in words else ["+rows.long='model=llama train.steps=10000000'", words]
+    words = [words] if "+rows" not in words else ["+rows.long='model=transformer train.steps=10000000'", words]
     words = [word for each in words for word in re.findall(r"(?:[^\s']|'[^']*')+", each)]
     with pytest.raises(UserError, match=said):
         work(*words)

@@ -108,7 +108,7 @@ data=passkey data.repeats=[0.5] → data.repeats=[0.5]: is for the text of a cor
 data=passkey data.tasks=0.5 → data.tasks=0.5: is for the text of a corpus
 eval.task=copy data=passkey → eval.task=copy: is for the text of a corpus
 eval.task=fwe retrieval.scorer=given → retrieval.scorer=given: is for eval.task=niah_
-model=llama model.num_kv_heads=2 → model.num_kv_heads=2: is for our decoder, not models of transformers
+model=pretrained_landmark model.name=x model.num_kv_heads=2 → model.num_kv_heads=2: is for our decoder
 model=transformer_xl trainer=fsdp → trainer.strategy=fsdp: is for whole windows
 cmt.cutoff=0.3 → cmt.cutoff=0.3: is for cmt=on
 cmt=on model=transformer → cmt has no effect on model=transformer: it is for model=landmark
@@ -121,17 +121,16 @@ memory.window=100 → memory.window has no effect on model=landmark: it is for m
 model=transformer memory.sinks=2 → memory.sinks has no effect here: it is for memory.window
 memory.cache=8 → memory.cache has no effect here: it is for memory.tier=cpu or disk
 model=landmark model.as_is=true → model.as_is=True: is for a model that model.name gives
-model=landmark model.lora_rank=4 → model.lora_rank=4: is for a trained model of transformers
-model=llama model.name=x → model.name=x and model.family=llama: choose one of them
+model=landmark model.lora_rank=4 → model.lora_rank=4: is for a model that model.name gives
 model.architecture=x → model.architecture=x: there is no landmark/models/x.py that has a Model
-model=llama model.architecture=x → model.family=llama and model.architecture=x: choose one of them
-model=llama_landmark cmt=on → cmt.enabled=True: is for our decoder
-model=llama_landmark positions=jumps → positions.p_jump=100: is for our decoder
-model=llama memory.window=9 → memory.window
+model=pretrained_landmark model.name=x model.architecture=y → model.name=x and model.architecture=y: choose one of
+model=pretrained_landmark model.name=x cmt=on → cmt.enabled=True: is for our decoder
+model=pretrained_landmark model.name=x positions=jumps → positions.p_jump=100: is for our decoder
+model=pretrained_landmark model.name=x memory.window=9 → memory.window
 model=pretrained_landmark model.name=x model.lora_rank=0 → model.lora_rank=0
 model=pretrained_landmark model.name=x model.lora_rank=2 trainer=fsdp → trainer.strategy=fsdp: is for whole windows,
+model=pretrained model.name=x eval.task=unique_blocks → eval.task=unique_blocks: is for model=landmark
 model=transformer eval.task=rank_by_bm25 → eval.task=rank_by_bm25: is for model=landmark
-model=llama model.family=gpt5 → model.family=gpt5
 task=generate prompt=x memory.save=y → memory.save=y: is for the memory of prompt_file
 task=evaluate memory.load=x → memory.load=x: is for task=generate
 task=inspect → task=inspect: set prompt=
@@ -182,7 +181,7 @@ FINETUNED "+rows.odd='model=landmark start=finetuned_512 eval.length=512'" → s
 TINY "+rows={a: 'model.block_size=9', b: 'start=a'}" → start=a: that row's model has another shape
 SHAPES "+rows={a: 'model=transformer', b: 'model=landmark start=a model.mlp_dim=9'}" → has another shape
 SHAPES "+rows={a: 'model=transformer', b: 'model=transformer_xl start=a'}" → start=a: that row's model has another shape
-SHAPES model=llama_landmark start=base_512 → there is none
+SHAPES model=landmark start=base_512 → there is none
 TUNED "+rows.odd='model=pretrained start=passkey-dense_4096'" → start=passkey-dense_4096: that row trains nothing
 TUNED "+rows.odd='model=pretrained_landmark start=training'" → model.name=DIR and start=training: a training starts
 TABLE1 row=landmark_9 → row=landmark_9: no such row (one of plain_512, plain_360

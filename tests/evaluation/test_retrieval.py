@@ -9,7 +9,6 @@ import torch
 from landmark.data.evaluation_texts import copies
 from landmark.evaluation.retrieval import CELLS, RetrievalMap, distinct
 from landmark.evaluation.rows import evaluate, evaluate_copy
-from landmark.memory.layer import QuerySelection
 from landmark.memory.retrievals import Retrieval
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import BlockStore
@@ -38,13 +37,10 @@ def test_queries_below_the_cutoff_retrieve_nothing(weights):
     retrieve: token 5 gives 0.25 of its attention to block 1; the landmark is not counted.
     """
     retrieves = torch.tensor([[[False, True, True, False]]])
-    selection = QuerySelection(
-        torch.full((1, 1, 4), 0.5), retrieves, torch.tensor([[[1, 2]]]), torch.ones(1, 1, 2, dtype=torch.bool)
-    )
-    ages, given = torch.tensor([[0, 1], [2, 1]]), torch.tensor([[0.0, 0.25], [0.9, 0.1]])
-    given = given[None, None] if weights else None
+    ages = torch.tensor([[2, 1], [0, 1], [2, 1], [0, 1]])
+    given = torch.tensor([[0.0, 0.0], [0.0, 0.25], [0.9, 0.1], [0.0, 0.0]])[None, None] if weights else None
     found = RetrievalMap(8, 4, 2)
-    found(Retrieval(0, 6, kept(2), ages[None, None], given, selection=selection))
+    found(Retrieval(0, 6, kept(2), ages[None, None], given, retrieves=retrieves))
     shown = found.summary(1)
     assert shown["best"][2:] == [[0, 0.125 if weights else 0.5, 0, 0], [0, 0, 0, 0]]
     assert (shown["found"], shown["share_of"]) == (None, "attention" if weights else "queries")

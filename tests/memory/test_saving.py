@@ -223,13 +223,13 @@ def changed(change):
 
 
 def link(folder):
-    (folder / "layer-1.blocks").rename(folder.parent / "outside")
-    (folder / "layer-1.blocks").symlink_to(folder.parent / "outside")
+    (folder / "layer-1.safetensors").rename(folder.parent / "outside")
+    (folder / "layer-1.safetensors").symlink_to(folder.parent / "outside")
 
 
 def lose_landmarks(folder):
-    tensors = load_file(folder / "tensors.safetensors")
-    save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, folder / "tensors.safetensors")
+    tensors = load_file(file := folder / "layer-1.safetensors")
+    save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, file)
 
 
 def cut(folder):
@@ -237,7 +237,7 @@ def cut(folder):
     (folder / HASHES).write_text("".join(lines[:-1]))
 
 
-AGAIN = r"memory\.json.*(layer|position|block_size).*: save the memory again"
+AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
 
 
 @pytest.mark.parametrize(
@@ -252,17 +252,17 @@ AGAIN = r"memory\.json.*(layer|position|block_size).*: save the memory again"
         (None, {"name": "another"}, "was read by another model"),
         (None, {"name": None}, "was read by another model"),
         (edit(landmark_values=True), {}, "landmark_values=True, which this version does not have"),
-        (edit(format=99), {}, "the memory has format 99, this version reads 2"),
+        (edit(format=99), {}, "the memory has format 99, this version reads 3"),
         (edit(False, position=7), {}, r"json is damaged, its SHA-256 differs from memory\.sha256: save the"),
         *((edit(layers=x), {}, AGAIN) for x in ([], {"0": 3}, {"0": {"added": 1}}, {"0": {"added": 1, "kept": 2}})),
-        *((edit(**{key: x}), {}, AGAIN) for key, x in (("position", "x"), ("position", -5), ("block_size", None))),
+        *((edit(position=x), {}, AGAIN) for x in ("x", -5)),
         (edit(layers={"0/../../outside": {"added": 15, "kept": 15}}), {}, "is no layer"),
         (edit(position=61), {}, "layer 1 has not read position="),
         (changed(link), {}, "which is not in it"),
-        (changed(lose_landmarks), {}, "tensors.safetensors is missing or damaged .*landmarks"),
+        (changed(lose_landmarks), {}, "layer-1.safetensors is missing or damaged .*landmarks"),
         (lambda folder: (folder / "memory.json").unlink(), {}, "holds no saved memory: memory.json is missing"),
         (lambda folder: (folder / HASHES).unlink(), {}, r"memory\.sha256 does not exist: save the memory again"),
-        (cut, {}, r"memory\.sha256 is damaged, it has no hash of tensors\.safetensors"),
+        (cut, {}, r"memory\.sha256 is damaged, it has no hash of memory\.json"),
     ],
 )
 def test_what_does_not_fit_or_was_changed_is_refused(book, change, given, said):

@@ -12,7 +12,7 @@ from landmark.config.schema import ModelConfig
 from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
-from landmark.models import build, decoder_config, save
+from landmark.models import decoder_config, save
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
 from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
@@ -171,17 +171,6 @@ def test_a_model_with_landmarks_generates_as_transformers_does(folder):
     assert [len(text) for text in model.generate(several, 3)] == [3, 3]
     with pytest.raises(UserError, match="several lengths"):
         model.generate(several, 3, memory=model.new_memory())
-
-
-@pytest.mark.parametrize("kind", ["transformer", "landmark"])
-def test_a_family_is_built_anew_with_the_shape_that_is_asked_for(kind):
-    settings = ModelConfig(kind=kind, family="llama", num_layers=2, num_heads=2, head_dim=8, mlp_dim=24, block_size=5)
-    torch.manual_seed(0)
-    model = build(settings, TOKENIZER)
-    assert (model.config.kind, model.config.num_layers, model.config.hidden_dim) == (kind, 2, 16)
-    torch.manual_seed(0)
-    same = build(settings, TOKENIZER)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
 
 def test_models_that_do_not_fit_are_refused(folder, tmp_path):

@@ -1,25 +1,15 @@
 """Landmark attention as Triton kernels: forward, and backward for queries and for keys and values, or one for both.
 
-Tiles of keys are whole blocks. Forward, for query i and block b:
+Tiles of keys are whole blocks. README.md of landmark.attention has the derivation. Forward, for query i and block b:
 
 1. inner: maximum and sum over the tokens of the block.
 2. gate: the landmark's score for an earlier block, plus ALPHA times the inner log-sum-exp; for the query's own
    block the inner log-sum-exp alone; else −∞.
 3. share: 2^(gate − running maximum), rescaled as the maximum grows: an online softmax over blocks.
 
-Only the outer log-sum-exp is kept for the backward pass. Scores and log-sum-exps are in units of log 2 here. A kernel
-reads each sample's phase from memory, so one compiled kernel serves every phase, prefix and length.
-
-With a context miss token the gate of a controlled landmark is cmt_score + score − controlled_lse, where controlled_lse
-is the log-sum-exp of the controlled landmarks that the query sees. Where it sees none the token itself takes part, with
-the gate cmt_score and without a value (scoring.py).
-
-Backward, a small kernel computes D_i. Both kernels of the pair compute the scores again, with P_ib = 2^(gate − lse);
-the mean D_ib of a block is a sum over its segment. The kernel for queries runs first. It writes the gradient of the
-context miss token's score, which the kernel for keys reads. No program adds to numbers that another one wrote, so
-results are the same every time. The kernel for keys alone can do it all (ALL): with the scores that it has it also adds
-to the gradient of the queries, in an order that differs from run to run. It takes five matrix products where the pair
-takes seven. README.md of landmark.attention has the derivation.
+Scores and log-sum-exps are in units of log 2 here. Backward, a small kernel computes D_i. Both kernels of the pair
+compute the scores again; the one for queries runs first, and writes the gradient of the context miss token's score,
+which the one for keys reads. The kernel for keys alone can do it all (ALL).
 """
 
 # Triton's language only looks like Python.

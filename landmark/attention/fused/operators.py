@@ -1,9 +1,8 @@
 """Landmark attention by Triton kernels, as operators that `torch.compile` and autograd know.
 
-The kernels are in kernels.py. Under `torch.use_deterministic_algorithms(True)`, with a context miss token, and where
-tiles do not fit, a pair of kernels computes the gradients, the same numbers every time; otherwise one kernel, which
-adds the gradient of the queries up in any order. The kernels read on the device where blocks begin, so that Python
-does not wait for the device. Fewer key/value heads than query heads need no copies.
+Under `torch.use_deterministic_algorithms(True)`, with a context miss token, and where tiles do not fit, a pair of
+kernels computes the gradients, the same numbers every time; otherwise one kernel. The kernels read on the device where
+blocks begin, so that Python does not wait for it.
 """
 
 # Kernels get their compile-time constants by name, and plain numbers for them.
@@ -151,7 +150,7 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         raise ValueError(f"backend=triton: scale must be positive, got {inputs.scale}")
     if q.device.type == "cpu" and not is_interpreted():
         raise ValueError("backend=triton needs a GPU; to run it on a CPU, slowly, set TRITON_INTERPRET=1")
-    if not is_interpreted() and not can_launch(block_size, q.shape[3], q.element_size(), q.device):
+    if not can_launch(block_size, q.shape[3], q.element_size(), q.device):
         raise ValueError(
             f"backend=triton: blocks of {block_size} tokens with head dimension {q.shape[3]} in {q.dtype} do not fit "
             "into this GPU's shared memory and registers, or it is older than sm_80: use backend=blockwise"

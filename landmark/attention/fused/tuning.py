@@ -1,11 +1,9 @@
 """The sizes of the kernels' tiles: for each shape a default and other choices.
 
-A default spills no register, but for one: on an H200 `backward` is faster with two programs on a processor, which spill
-a little, than with one of twice the queries (benchmarks/README.md).
-
 On the first large input all choices are measured, once for each kind of GPU, block size, head dimension and type. The
 fastest is kept in Triton's cache on disk. Small inputs, inputs that are not on a GPU, and
-`torch.use_deterministic_algorithms(True)` use the default.
+`torch.use_deterministic_algorithms(True)` use the default, which spills no register, but for `backward` on sm_90: there
+two programs on a processor that spill a little are faster than one of twice the queries (benchmarks/README.md).
 """
 
 import functools
@@ -86,9 +84,9 @@ class Tiles:
 def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> tuple[Tiles, ...]:
     """Tiles that the GPU's shared memory holds, the default first. Empty: the kernel cannot be launched.
 
-    A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
-    GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. "backward"
-    does not know the context miss token, and spills registers in float32 and where tiles hold more.
+    A tile has about 64 keys, or more where a block is longer. Wider heads, longer blocks and less shared memory have
+    fewer queries. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. "backward" does not know the
+    context miss token, and spills registers in float32 and where tiles hold more.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
@@ -169,18 +167,13 @@ def constants(
 def launch(
     kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: bool, samples: int | None, alpha: float
 ) -> None:
-    """Run a kernel over tiles of queries, or of keys. Raises ValueError where no tile fits.
+    """Run a kernel over tiles of queries, or of keys, which must fit (`can_launch`).
 
     arguments: without compile-time constants. over: (B, H, rows, d), the queries or keys. samples: packed into the
     rows; None: each element of the batch is one sample.
     """
     batch, heads, rows, dim = over.shape
     tried = choices(kernel, block_size, dim, over.element_size(), gpu_of(over.device), cmt)
-    if not tried:
-        raise ValueError(
-            f"block_size={block_size} and heads of {dim} numbers do not fit into the GPU's shared memory: "
-            "use backend='auto' or 'blockwise'"
-        )
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
         step = chosen["GROUP"] * (block_size + 1) if is_over_keys(kernel) else chosen["M"]

@@ -33,7 +33,7 @@ class Selector:
     def choose(self, question: Question, k: int) -> Tensor:
         """The ages of k blocks for each query, oldest first, or of all if there are fewer; 1 is the newest block.
 
-        Returns (B, H, H_kv or 1, n or 1, q), int64, at least one block: 1 where heads, or queries, choose together.
+        Returns (B, H, H_kv or 1, T or 1, q), int64, at least one block: 1 where heads, or queries, choose together.
         Among equal scores the newer blocks are chosen.
         """
         raise NotImplementedError
@@ -125,14 +125,10 @@ class MeanKeys(Selector):
 class SecondLook(Selector):
     """A second look at the `proposed` best blocks of `inner`, whose queries choose by themselves ("per_token_and_…").
 
-    A landmark's key says of a block what fits into d numbers; the keys of its tokens say what a query finds in it. So
-    a query reads, of the blocks that landmarks propose, the k with the largest
-
-        s_b + log Σ_j exp s_j,        s_b the score of block b's landmark, s_j of its tokens j,
-
-    the weight that the block would have if the landmark were a bias of its tokens' scores. It scores m·ℓ keys for that,
-    whatever the length of the text. Where heads choose together, scores are logs of shares of what is proposed to them,
-    and the best of these counts.
+    Of the blocks that landmarks propose, a query reads the k with the largest s_b + log Σ_j exp s_j, with s_b the score
+    of block b's landmark and s_j of its tokens j: the weight that the block would have if the landmark were a bias of
+    its tokens' scores. That scores m·ℓ keys, whatever the length of the text. Where heads choose together, scores are
+    logs of shares of what is proposed to them, and the best of these counts.
     """
 
     def __init__(self, proposed: int, inner: Selector):
@@ -143,7 +139,7 @@ class SecondLook(Selector):
         ages = self.inner.choose(question, self.proposed)
         if ages.shape[-1] <= k:
             return ages
-        selected = None if ages.shape[1] < question.q.shape[1] else question.selected  # all heads of a group help
+        selected = None if ages.shape[1] < question.q.shape[1] else question.retrieves  # all heads of a group help
         scores = weights_of_blocks(question, ages, selected)
         if ages.shape[1] < scores.shape[1]:  # shares, of which the highest of the heads that choose together counts
             scores = scores.log_softmax(-1).unflatten(1, (ages.shape[1], -1)).amax(2)

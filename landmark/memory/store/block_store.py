@@ -7,7 +7,7 @@ from torch import Tensor
 
 from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store, TierCounts, grown, new_buffer
 
-COPIED = 256  # blocks of a batch copied at a time
+COPIED = 256  # blocks of a batch copied, saved or loaded at a time
 ROWS = 64  # a store's rows are a multiple of this
 SPARE = 8  # for so many rows at least one more is added
 # What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last.
@@ -24,8 +24,8 @@ class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
     Keys are stored rotated by their offsets 0…ℓ in the block, and never rotated again. Block number n, counted from the
-    first block ever added, is in row n mod capacity. A full store grows by an eighth at least, up to `max_blocks`, so
-    it never holds much more than it needs. The *age* of a block is 1 for the newest one, 2 for the one before.
+    first block ever added, is in row n mod capacity; a full store grows, up to `max_blocks`. The *age* of a block is 1
+    for the newest one, 2 for the one before.
 
     summaries: by name (B, H, capacity, d), on the device, in float32 where blocks are in half precision, because blocks
     are ranked by them; those of the arguments are besides the landmarks. counts: are updated when blocks are fetched.
@@ -44,7 +44,6 @@ class BlockStore:
         self.added = 0  # blocks ever added
         self.capacity = 0
         self.dtype, self.block_shape = torch.float32, torch.Size((0, 0))  # of keys and values of a block and head
-        self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
         self.blocks: Blocks = DeviceBlocks()
 
     def __len__(self) -> int:
@@ -56,20 +55,30 @@ class BlockStore:
 
     def add(self, keys: Tensor, values: Tensor) -> None:
         """Add n blocks (B, H, n, W, d), oldest first, in the type of the values. UserError: the tier has no room."""
-        count = keys.shape[2]
-        if self.max_blocks is not None and count > self.max_blocks:
-            self.added += count - self.max_blocks
-            keys, values = keys[:, :, -self.max_blocks :], values[:, :, -self.max_blocks :]
-            count = self.max_blocks
-        if count == 0:
-            return
-        self.reserve(self.added + count, values[..., 1:, :])
-        for rows, part in self.runs(self.added, count):
-            new = keys[:, :, part]
-            self.blocks.write(rows.start, new[..., :-1, :].to(values.dtype), values[:, :, part, :-1])
+        if self.max_blocks is not None and (dropped := keys.shape[2] - self.max_blocks) > 0:
+            self.added += dropped
+            keys, values = keys[:, :, dropped:], values[:, :, dropped:]
+        summaries = {name: make(keys) for name, make in self._make.items()}
+        self.add_stored(keys[..., :-1, :].to(values.dtype), values[..., :-1, :], summaries)
+
+    def add_stored(self, keys: Tensor, values: Tensor, summaries: Mapping[str, Tensor]) -> None:
+        """Add n blocks (B, H, n, ℓ, d), at most `max_blocks`, with their summaries (B, H, n, d)."""
+        self.reserve(self.added + keys.shape[2], values)
+        for rows, part in self.runs(self.added, keys.shape[2]):
+            self.blocks.write(rows.start, keys[:, :, part], values[:, :, part])
             for name, summary in self.summaries.items():
-                summary[:, :, rows] = self._make[name](new)
-        self.added += count
+                summary[:, :, rows] = summaries[name][:, :, part]
+        self.added += keys.shape[2]
+
+    def stored(self, stop: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """The blocks before number `stop`, oldest first, some at a time: rows (n, B, H, 2, ℓ, d) of keys and values in
+        the CPU's memory, and summaries (B, H, n, d)."""
+        first = self.added - len(self)
+        for rows, _ in self.runs(first, stop - first):
+            for row in range(rows.start, rows.stop, COPIED):
+                piece = slice(row, min(row + COPIED, rows.stop))
+                summaries = {name: x[:, :, piece] for name, x in self.summaries.items()}
+                yield self.blocks.rows(row, piece.stop - row), summaries
 
     def reserve(self, blocks: int, like: Tensor) -> None:
         """Make room for blocks like (B, H, n, ℓ, d), at most `max_blocks`."""
@@ -87,22 +96,13 @@ class BlockStore:
         self.summaries = {name: grown(x, 2, capacity) for name, x in self.summaries.items()}
         self.capacity = capacity
 
-    def select_samples(self, samples: Tensor, into: "BlockStore", blocks: int | None = None) -> None:
-        """Copy the blocks of these samples (n,) of the batch, or the first `blocks` of them, to an empty store."""
-        first, stop = (self.added - len(self), self.added) if blocks is None else (0, blocks)
-        if not self.capacity or stop == first:
-            return
-        like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
-        into.reserve(stop - first, like)
-        into.added = stop
-        here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
-        for rows, _ in self.runs(first, stop - first):
-            for start in range(rows.start, rows.stop, COPIED):
-                stop = min(start + COPIED, rows.stop)
-                piece = self.blocks.rows(start, stop - start)[:, on_cpu].permute(3, 1, 2, 0, 4, 5)
-                into.blocks.write(start, *piece.to(like.device))
-        for name, summary in self.summaries.items():
-            into.summaries[name][:, :, : stop - first] = summary[here, :, : stop - first]
+    def select_samples(self, samples: Tensor, stop: int, into: "BlockStore") -> None:
+        """Copy the blocks before number `stop` of these samples (n,) of the batch to an empty store."""
+        into.added, here = self.added - len(self), samples.to(self.landmarks.device)
+        for rows, summaries in self.stored(stop):
+            keys, values = rows[:, samples.cpu()].permute(3, 1, 2, 0, 4, 5).to(here.device)
+            into.reserve(stop, keys)
+            into.add_stored(keys, values, {name: x[here] for name, x in summaries.items()})
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""
@@ -142,12 +142,8 @@ class BlockStore:
         return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:
-        """The age of the block in each row in use, (blocks,), the same tensor until a block is added."""
-        if self._ages[:2] != (self.added, self.capacity):
-            rows = torch.arange(len(self), device=self.landmarks.device)
-            ages = (self.added - 1 - rows) % max(1, self.capacity) + 1
-            self._ages = self.added, self.capacity, ages
-        return self._ages[2]
+        """The age of the block in each row in use, (blocks,)."""
+        return (self.added - 1 - torch.arange(len(self), device=self.landmarks.device)) % max(1, self.capacity) + 1
 
     def rows(self, ages: Tensor) -> Tensor:
         """The row of the block of each age; the inverse of `ages`."""

@@ -57,9 +57,8 @@ class BlockCache:
     keys, values: (slots, ℓ, d). A *place* is the index of a block of one head among all rows, samples and heads. Where
     one fetch needs more blocks than there are slots, the missing blocks bypass the cache.
 
-    If the device is the CPU, a fetch waits for the copy. On a GPU blocks go through pinned memory and a CUDA stream of
-    their own: the GPU continues with the work launched before, and work launched later waits for the copy. One of two
-    pinned buffers is filled while the other is copied.
+    On a GPU blocks go through pinned memory and a CUDA stream of their own: work launched before goes on, and work
+    launched later waits for the copy. One of two pinned buffers is filled while the other is copied.
 
     like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
     """

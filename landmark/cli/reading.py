@@ -140,7 +140,7 @@ class Conversation:
         generator = torch.Generator()
         with _interruptible() as gone, answering.prefixes.using(ids) as self._cache:
             try:
-                for piece in answering.answers(ids, self._cache, [answer], self._sampling, generator, gone):
+                for piece in answering.answer(ids, self._cache, answer, self._sampling, generator, gone):
                     print(piece.reasoning, end="", file=sys.stderr, flush=True)
                     print(piece.text, end="", flush=True)
             except Gone:

@@ -79,9 +79,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Piece:
-    """More of an answer. index: of the answer among those of its request. finish: as in `Answer`."""
+    """More of an answer. finish: as in `Answer`."""
 
-    index: int
     text: str
     reasoning: str
     finish: str | None
@@ -145,47 +144,40 @@ class Answering:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return 2 * tokens * layers * heads * head_dim(config) * self.model.dtype.itemsize
 
-    def answers(
+    def answer(
         self,
         ids: Sequence[int],
         cache: Any,
-        answers: Sequence[Answer],
+        answer: Answer,
         sampling: Sampling,
         generator: torch.Generator,
         gone: threading.Event,
-        first: int = 0,
     ) -> Iterator[Piece]:
-        """Read the rest of a prompt, and give its answers piece by piece, one after the other. cache: has read a
-        beginning; it reads all but the last answer's last token. answers: are filled. first: index of the first. Raises
-        Gone.
+        """Read the rest of a prompt, and give its answer piece by piece. cache: has read a beginning; it reads all but
+        the answer's last token. answer: is filled. Raises Gone.
         """
-        prompt = self.read(ids[cache.get_seq_length() :], cache, gone)
-        for number, answer in enumerate(answers):
-            own, logits, given = cache, prompt, 0
-            if answer is not answers[-1]:
-                with self.prefixes.lock, torch.inference_mode():
-                    own = cache.select(torch.zeros(1, dtype=torch.int64))
-            warpers, decoding = sampling.warpers(), Decoding(self.tokenizer, answer.tokens)
-            while answer.finish is None:
-                occurred = torch.tensor([[*ids, *answer.tokens] if sampling.repetition_penalty != 1 else []])
-                scores = warpers(cast(Any, occurred), cast(Any, logits[None]))[0]
-                token = int(scores.argmax())
-                if sampling.draws:
-                    token = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
-                if token in self._ends:
-                    answer.finish = "stop"
-                else:
-                    answer.tokens.append(token)
-                    answer.finish = "length" if len(answer.tokens) >= sampling.most else None
-                text = decoding.text(whole=answer.finish is not None)
-                if found := [at for each in sampling.stop if (at := text.find(each, given)) >= 0]:
-                    answer.finish, text = "stop", text[: min(found)]
-                held = 0 if answer.finish else max((len(each) - 1 for each in sampling.stop), default=0)
-                given = max(given, len(text) - held)
-                reasoning, content = answer.said.more(text[:given], answer.finish is not None)
-                yield Piece(first + number, content, reasoning, answer.finish)
-                if answer.finish is None:
-                    logits = self.read([token], own, gone)
+        logits, given = self.read(ids[cache.get_seq_length() :], cache, gone), 0
+        warpers, decoding = sampling.warpers(), Decoding(self.tokenizer, answer.tokens)
+        while answer.finish is None:
+            occurred = torch.tensor([[*ids, *answer.tokens] if sampling.repetition_penalty != 1 else []])
+            scores = warpers(cast(Any, occurred), cast(Any, logits[None]))[0]
+            token = int(scores.argmax())
+            if sampling.draws:
+                token = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+            if token in self._ends:
+                answer.finish = "stop"
+            else:
+                answer.tokens.append(token)
+                answer.finish = "length" if len(answer.tokens) >= sampling.most else None
+            text = decoding.text(whole=answer.finish is not None)
+            if found := [at for each in sampling.stop if (at := text.find(each, given)) >= 0]:
+                answer.finish, text = "stop", text[: min(found)]
+            held = 0 if answer.finish else max((len(each) - 1 for each in sampling.stop), default=0)
+            given = max(given, len(text) - held)
+            reasoning, content = answer.said.more(text[:given], answer.finish is not None)
+            yield Piece(content, reasoning, answer.finish)
+            if answer.finish is None:
+                logits = self.read([token], cache, gone)
 
 
 class Decoding:

@@ -58,21 +58,17 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             raise _no_model(asked.model)
         is_chat = isinstance(asked, Chat)
         document = [] if asked.document is None else memories.ids(client, asked.document)
-        prompts = [[*document, *prompt] for prompt in _prompts(asked, not document)]
-        chats, answers = answering.chats, list[Answer]()
-        for ids in prompts:
-            opened = is_chat and chats.opens_reasoning(ids)
-            answers += [Answer(Separation(chats if is_chat else None, opened)) for _ in range(asked.n)]
-        counts: list[tuple[int, int]] = []
+        ids, chats, counts = [*document, *_prompt(asked, not document)], answering.chats, list[int]()
+        answer = Answer(Separation(chats if is_chat else None, is_chat and chats.opens_reasoning(ids)))
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": name,
         }
-        pieces = _pieces(asked, client, len(document), prompts, answers, counts, gone)
+        pieces = _pieces(asked, client, len(document), ids, answer, counts, gone)
         first = next(pieces)  # errors before the first token have a status of their own
         every = itertools.chain([first], pieces)
-        response = responses.Response(every, answers, counts, head, is_chat)
+        response = responses.Response(every, answer, counts, head, is_chat)
         if not asked.stream:
             return response.whole()
         with_usage = bool((asked.stream_options or {}).get("include_usage"))
@@ -82,33 +78,31 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         asked: Asked,
         client: str,
         document: int,
-        prompts: list[list[int]],
-        answers: list[Answer],
-        counts: list[tuple[int, int]],
+        ids: list[int],
+        answer: Answer,
+        counts: list[int],
         gone: threading.Event,
     ) -> Generator[Piece]:
-        """Pieces of the answers. document: ids that begin each prompt. counts: of each the tokens, all and known."""
+        """Pieces of the answer. document: ids that begin the prompt. counts: gets its tokens, all and known."""
         most = min(asked.most or settings.tokens, settings.tokens)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         drawing = asked.top_p, max(0, asked.top_k), asked.min_p, asked.repetition_penalty
         sampling = Sampling(most, asked.temperature, *drawing, stop)
         generator = torch.Generator()
         generator.manual_seed(generator.seed() if asked.seed is None else asked.seed)
-        for number, ids in enumerate(prompts):
-            if asked.document is not None and answering.prefixes.longest(ids, client) < document:
-                answering.prefixes.add(memories.memory(client, asked.document), client)
-            own = slice(number * asked.n, (number + 1) * asked.n)
-            with answering.prefixes.using(ids, client) as cache:
-                counts.append((len(ids), cache.get_seq_length()))
-                yield from answering.answers(ids, cache, answers[own], sampling, generator, gone, own.start)
+        if asked.document is not None and answering.prefixes.longest(ids, client) < document:
+            answering.prefixes.add(memories.memory(client, asked.document), client)
+        with answering.prefixes.using(ids, client) as cache:
+            counts += [len(ids), cache.get_seq_length()]
+            yield from answering.answer(ids, cache, answer, sampling, generator, gone)
 
-    def _prompts(asked: Asked, begins: bool) -> list[list[int]]:
-        """The ids of each prompt. begins: no document comes before them."""
+    def _prompt(asked: Asked, begins: bool) -> list[int]:
+        """The ids of the prompt. begins: no document comes before it."""
         if isinstance(asked, Completion):
-            return [answering.ids(prompt, begins) for prompt in asked.prompts]
+            return answering.ids(asked.prompt, begins)
         assert isinstance(asked, Chat)
         messages = [message.as_dict() for message in asked.messages]
-        return [answering.chats.ids(messages, begins, **asked.chat_template_kwargs)]
+        return answering.chats.ids(messages, begins, **asked.chat_template_kwargs)
 
     def _no_model(asked: str) -> Missing:
         return Missing(f"there is no model {asked}: this server has {name}")

@@ -11,7 +11,14 @@ LOG = logging.getLogger(__name__)
 # Fields of OpenAI's that would change an answer, and are not supported, with their values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "logprobs"), ()),
-    **{"best_of": (1,), "echo": (), "suffix": (), "response_format": ({"type": "text"},), "modalities": (["text"],)},
+    **{
+        "n": (1,),
+        "best_of": (1,),
+        "echo": (),
+        "suffix": (),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+    },
     **{"tools": (), "functions": (), "tool_choice": ("auto", "none"), "function_call": ("auto", "none")},
 }
 _ignored: set[str] = set()  # fields that were warned of
@@ -55,7 +62,6 @@ class Asked(_Body):
     repetition_penalty: float = Field(1.0, gt=0)
     stop: Text | list[Text] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None
@@ -84,21 +90,9 @@ class Asked(_Body):
 
 
 class Completion(Asked):
-    """The body of /v1/completions. prompt: a text or ids, or several of them."""
+    """The body of /v1/completions. prompt: a text or ids; several prompts are several requests."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
-
-    @model_validator(mode="after")
-    def _fields_are_in_range(self) -> Completion:
-        if not self.prompts:
-            raise ValueError("prompt: there is none")
-        return self
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """Each prompt."""
-        one = isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
-        return [self.prompt] if one else self.prompt  # pyright: ignore[reportReturnType]
+    prompt: Text | list[int]
 
 
 class TextPart(_Body):

@@ -16,30 +16,28 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Response:
-    """The response to a request, whole or as server-sent events. answers, counts: are filled while `pieces` are read,
-    counts with the tokens of each prompt, all and known. head: what it has besides.
+    """The response to a request, whole or as server-sent events. answer, counts: are filled while `pieces` are read,
+    counts with the tokens of the prompt, all and known. head: what it has besides.
     """
 
     pieces: Iterator[Piece]
-    answers: list[Answer]
-    counts: list[tuple[int, int]]
+    answer: Answer
+    counts: list[int]
     head: dict[str, Any]
     is_chat: bool
 
     def whole(self) -> dict[str, Any]:
-        """All answers."""
+        """The answer."""
         for _ in self.pieces:
             pass
-        choices = []
-        for number, answer in enumerate(self.answers):
-            message = {**_message(answer.said.text, answer.said.reasoning), "refusal": None}
-            said = {"message": message} if self.is_chat else {"text": answer.said.text}
-            choices.append(_choice(number, answer.finish) | said)
+        whole = self.answer.said
+        message = {**_message(whole.text, whole.reasoning), "refusal": None}
+        choice = _choice(self.answer.finish) | ({"message": message} if self.is_chat else {"text": whole.text})
         name = "chat.completion" if self.is_chat else "text_completion"
-        return {**self.head, "object": name, "choices": choices, "usage": self.usage()}
+        return {**self.head, "object": name, "choices": [choice], "usage": self.usage()}
 
     def events(self, with_usage: bool) -> Generator[str]:
-        """The events of streamed answers, errors too. with_usage: the last event has counts, the others null."""
+        """The events of a streamed answer, errors too. with_usage: the last event has counts, the others null."""
         name = "chat.completion.chunk" if self.is_chat else "text_completion"
         head = {**self.head, "object": name, **({"usage": None} if with_usage else {})}
         try:
@@ -48,10 +46,10 @@ class Response:
                 choices = []
                 if piece.text or piece.reasoning:
                     said = {"delta": _message(piece.text, piece.reasoning)} if self.is_chat else {"text": piece.text}
-                    choices.append(_choice(piece.index, None) | said)
+                    choices.append(_choice(None) | said)
                 if piece.finish:
                     said = {"delta": {}} if self.is_chat else {"text": ""}
-                    choices.append(_choice(piece.index, piece.finish) | said)
+                    choices.append(_choice(piece.finish) | said)
                 yield "".join(_data({**head, "choices": [choice]}) for choice in choices)
             if with_usage:
                 yield _data({**head, "choices": [], "usage": self.usage()})
@@ -63,15 +61,14 @@ class Response:
         yield "data: [DONE]\n\n"
 
     def usage(self) -> dict[str, Any]:
-        """The numbers of tokens; `cached_tokens` of the prompts were read before."""
-        prompt_tokens, cached = (sum(counts) for counts in zip(*self.counts, strict=True))
-        said = sum(len(answer.tokens) for answer in self.answers)
-        counted = {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
+        """The numbers of tokens; `cached_tokens` of the prompt were read before."""
+        (prompt, cached), said = self.counts, len(self.answer.tokens)
+        counted = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
         return {**counted, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def _choice(index: int, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "finish_reason": finish, "logprobs": None}
+def _choice(finish: str | None) -> dict[str, Any]:
+    return {"index": 0, "finish_reason": finish, "logprobs": None}
 
 
 def _data(content: dict[str, Any]) -> str:

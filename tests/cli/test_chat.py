@@ -78,15 +78,15 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
 
 
 def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
-    answers = Answering.answers
+    answer = Answering.answer
 
     def interrupted(self, ids, cache, own, sampling, generator, gone):
-        for number, piece in enumerate(answers(self, ids, cache, own, sampling, generator, gone)):
+        for number, piece in enumerate(answer(self, ids, cache, own, sampling, generator, gone)):
             yield piece
             if number == 1 and len(ids) < 100:
                 task.signal.raise_signal(task.signal.SIGINT)
 
-    monkeypatch.setattr(Answering, "answers", interrupted)
+    monkeypatch.setattr(Answering, "answer", interrupted)
     out, err = ask("task=chat", questions="Who?\nWhere does it stand, and what does it wait for there? Say it.\n")
     assert [len(line) for line in out.splitlines()] == [2, 5]
     assert "[stopped]" in err

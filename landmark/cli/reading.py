@@ -18,7 +18,7 @@ from landmark.experiment.runner import load_trained
 from landmark.utils.chats import Separation
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
-from landmark.utils.progress import ProgressBar
+from landmark.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from landmark.evaluation.generation import GenerationStatistics
@@ -35,7 +35,7 @@ def generate(command: Command) -> None:
 
     model, tokenizer = load_trained(config, folder, inputs)
     statistics = GenerationStatistics()
-    with ProgressBar("reading") as progress:
+    with progress_bar("reading") as progress:
         pieces = generate_text(model, tokenizer, config, statistics, progress)
         first = next(pieces, ("", ""))
     reasons = False
@@ -114,7 +114,7 @@ class Conversation:
         if config.prompt_file is not None:
             for text in prompt_texts(config):
                 self._before += self._answering.chats.text_ids(text, not self._before)
-            with self._answering.prefixes.using(self._before) as self._cache, ProgressBar("reading") as progress:
+            with self._answering.prefixes.using(self._before) as self._cache, progress_bar("reading") as progress:
                 self._answering.read(self._before[self._cache.get_seq_length() :], self._cache, progress=progress)
 
     def _load(self, folder: Path) -> None:
@@ -185,5 +185,5 @@ def inspect(command: Command) -> None:
     config, inputs = command.only_config(), command.runner.inputs
     folder = folder_of(config, inputs)
     model, tokenizer = load_trained(config, folder, inputs)
-    with ProgressBar("reading") as progress:
+    with progress_bar("reading") as progress:
         print(inspect_text(model, tokenizer, config, folder.name, command.runner.output, progress))

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
@@ -23,7 +21,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import held_lock, name_in_errors, sealed, write_json
 from landmark.utils.hardware import cores
-from landmark.utils.progress import terminal_size
+from landmark.utils.progress import new_bar
 
 _CAPACITY = 2_000_000  # characters in memory per core
 _LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
@@ -130,15 +128,8 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         return tokenizer.encode(document.text), len(text), len(document.text.split())
 
     filled = (document for document in source.documents(split) if document.text)
-    bar = tqdm(
-        desc=f"{source.name} {split}",
-        total=source.num_bytes(split),
-        unit="B",
-        unit_scale=True,
-        **terminal_size(),
-        disable=not progress,
-        mininterval=0.2 if sys.stderr.isatty() else 10.0,
-    )
+    in_all = source.num_bytes(split)
+    bar = new_bar(f"{source.name} {split}", total=in_all, unit="B", unit_scale=True, disable=not progress)
     file.unlink(missing_ok=True)  # what stands there may be a pipe, or a link to a file of somebody's
     with bar, name_in_errors(file), open(file, "wb") as output, ThreadPoolExecutor(cores()) as pool:
         batches = batches_of(filled, _CAPACITY * cores())

@@ -24,7 +24,7 @@ from landmark.utils.errors import Diverged, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores
-from landmark.utils.progress import ProgressBar
+from landmark.utils.progress import progress_bar
 from landmark.utils.team import started_together
 from landmark.utils.trust import name_modules
 
@@ -257,7 +257,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     unit = "tok" if config.eval.retriever is None else " texts"
-    with ProgressBar(job.name, unit) as progress:
+    with progress_bar(job.name, unit) as progress:
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:

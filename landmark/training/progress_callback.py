@@ -5,11 +5,10 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from tqdm import tqdm
 
 from landmark.training.lightning_module import ends_step
 from landmark.training.measurement_callback import MeasurementCallback
-from landmark.utils.progress import terminal_size
+from landmark.utils.progress import new_bar
 
 
 class ProgressCallback(Callback):
@@ -18,15 +17,14 @@ class ProgressCallback(Callback):
     def __init__(self, measurements: MeasurementCallback, name: str) -> None:
         self.measurements = measurements
         self.name = name
-        self._bar: tqdm | None = None
+        self._bar: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             steps, done = self.measurements.steps, trainer.global_step
             again = f", going on at step {done}" if done else ""
             print(f"{self.name}: training for {steps} steps{again}", file=sys.stderr, flush=True)
-            settings: dict[str, Any] = terminal_size() if sys.stderr.isatty() else {"mininterval": 15.0}  # seconds
-            self._bar = tqdm(desc=self.name, total=steps, initial=done, unit="step", **settings)
+            self._bar = new_bar(self.name, total=steps, initial=done, unit="step")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int

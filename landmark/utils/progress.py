@@ -1,38 +1,30 @@
-"""A progress bar for evaluations."""
+"""Bars that show progress; without a terminal they print every 15 seconds."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
-def terminal_size() -> dict[str, Any]:
-    """For tqdm, which shows nothing on a terminal that says it has no rows, as a new pseudo-terminal does."""
-    try:
+def new_bar(name: str, **settings: Any) -> Any:
+    """A bar of tqdm, which shows nothing on a terminal that says it has no rows, as a new pseudo-terminal does."""
+    from tqdm import tqdm
+
+    size: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # there is no terminal
         columns, rows = os.get_terminal_size(sys.stderr.fileno())
-    except (OSError, ValueError):  # no terminal
-        return {}
-    return {"dynamic_ncols": True} if columns and rows else {"ncols": columns or 80, "nrows": rows or 24}
+        size = {"dynamic_ncols": True} if columns and rows else {"ncols": columns or 80, "nrows": rows or 24}
+    return tqdm(desc=name, mininterval=0.2 if sys.stderr.isatty() else 15.0, **size, **settings)
 
 
-class ProgressBar:
-    """A bar that appears after 2 seconds; without a terminal it prints every 15 seconds."""
+@contextmanager
+def progress_bar(name: str, unit: str = "tok") -> Iterator[Callable[[int, int], None]]:
+    """A bar that appears after 2 seconds. Yields what sets how much is done, and in all."""
+    with new_bar(name, unit=unit, unit_scale=True, delay=2.0, leave=False) as bar:
 
-    def __init__(self, name: str, unit: str = "tok") -> None:
-        from tqdm import tqdm
+        def update(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-        every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
-        self.bar = tqdm(
-            desc=name, unit=unit, unit_scale=True, mininterval=every, delay=2.0, leave=False, **terminal_size()
-        )  # fmt: skip
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        return self.update
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def update(self, done: int, total: int) -> None:
-        """Show progress."""
-        self.bar.total = total
-        self.bar.update(done - self.bar.n)
+        yield update

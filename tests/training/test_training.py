@@ -14,7 +14,7 @@ from landmark.training.progress_callback import ProgressCallback
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
-from landmark.utils.progress import ProgressBar
+from landmark.utils.progress import new_bar
 from tests.training.training_case import EXTRAS, KINDS, TOKENIZER, make_config, make_corpus, make_model, run
 
 
@@ -115,7 +115,7 @@ def bar_of_a_training():
     return shown._bar
 
 
-@pytest.mark.parametrize("make", [bar_of_a_training, lambda: ProgressBar("reading").bar])
+@pytest.mark.parametrize("make", [bar_of_a_training, lambda: new_bar("reading")])
 def test_a_terminal_that_says_it_has_no_size_shows_progress(make, monkeypatch):
     """As a new pseudo-terminal does."""
     ours, terminal = os.openpty()

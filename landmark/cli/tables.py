@@ -4,15 +4,12 @@ import hashlib
 import shlex
 import shutil
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.config.command_line import program
 from landmark.config.rows import cell_name
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
@@ -66,22 +63,6 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         _log(command, built, launch, list(paths.values()), used)
     if missing:
         print(note)
-    for line in _next_commands(command, found):
-        print(line)
-
-
-def _next_commands(command: Command, found: Mapping[str, Sequence[Record]]) -> list[str]:
-    """The commands to try next, with the folders of the runs; those whose row has no record are left out."""
-    folders = {name: records[0]["labels"]["run"] for name, records in found.items()}
-    folders["stdlib"] = sysconfig.get_path("stdlib")
-    lines = []
-    for title, text in command.config.next_commands.items():
-        with suppress(KeyError):
-            words = [word.format_map(folders) for word in shlex.split(text)]
-            if Path(command.runner.output) != Path(Config.output):
-                words.append(f"output={command.runner.output}")
-            lines += [f"  # {title}", f"  {shlex.join([*program(), *words])}"]
-    return ["try next:", *lines] if lines else []
 
 
 def _log(command: Command, table: tables.Table, launch: str, files: list[Path], records: list[Record]) -> None:

@@ -30,7 +30,7 @@ from landmark.utils.source_tree import CONF
 
 # Keys of the whole experiment, which no row may set.
 _OF_THE_EXPERIMENT = {
-    *("experiment", "about", "rows", "parts", "row", "compare", "figure", "panels", "next_commands"),
+    *("experiment", "about", "rows", "parts", "row", "compare", "figure", "panels"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "generate"),
 }
 

@@ -17,7 +17,7 @@ RUN, LAUNCH = "run.json", "launch.json"  # in a run's folder: the settings that 
 
 def to_saved(config: Config) -> dict[str, Any]:
     """The values other than the defaults, JSON-ready, without what is of an experiment and its table."""
-    return _changed(replace(config, rows={}, parts={}, panels={}, compare={}, next_commands={}), Config())
+    return _changed(replace(config, rows={}, parts={}, panels={}, compare={}), Config())
 
 
 def from_saved(values: dict[str, Any], where: str = "start_run", remedy: str = "") -> Config:

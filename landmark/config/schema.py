@@ -259,8 +259,6 @@ class Config:
     figure: str = "rows"  # of landmark.results.figures
     panels: dict[str, PanelConfig] = field(default_factory=dict)  # in place of that picture: title to a panel
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
-    next_commands: dict[str, str] = field(default_factory=dict)  # shown below the table: title to overrides, where
-    # {ROW} is the folder of a row's run and {stdlib} that of Python's standard library
     output: str = "outputs"  # folder of all that is made
     size: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)

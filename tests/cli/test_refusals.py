@@ -59,7 +59,7 @@ SWEEP hydra.launcher._target_=subprocess.run → Key '_target_' not in 'Basic'
 SWEEP hydra/launcher=basic,submitit_local → hydra/launcher=
 +hydra.job.env_set.LD_PRELOAD=evil.so → ONLY
 hydra.job.env_copy=[PATH] → ONLY
-hydra.job.env_set=${next_commands} "+next_commands.GIT_CONFIG_COUNT='1'" → ONLY
+hydra.job.env_set=${parts} "+parts.GIT_CONFIG_COUNT='1'" → ONLY
 -m hydra.sweeper._target_=os.system → ONLY
 hydra.job_logging.handlers.console.class=os.system → ONLY
 hydra.searchpath=[pkg://proof] → ONLY

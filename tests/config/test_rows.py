@@ -212,7 +212,7 @@ def test_sizes_are_the_papers_and_what_is_given_later_wins(configure, overrides,
 def test_a_configuration_survives_the_folder_of_a_run(configure, experiment, tmp_path):
     config = configure(f"+experiment={experiment}", "seeds=[0,1]")
     write_launch(tmp_path, config)
-    assert trained_with(tmp_path) == replace(config, rows={}, parts={}, panels={}, compare={}, next_commands={})
+    assert trained_with(tmp_path) == replace(config, rows={}, parts={}, panels={}, compare={})
     assert "generate" not in json.loads((tmp_path / "launch.json").read_text())["config"]  # nothing of it was set
 
 

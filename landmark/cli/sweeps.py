@@ -210,7 +210,7 @@ def sweep(
         if fixed.task == "auto" and not has_tables and (team is None or team.rank == 0):
             if not named(fixed):
                 tables.show_sweep(fixed, kept, command.words, values)
-            elif list(swept) == ["row"]:
+            elif {*swept} <= {"row"}:
                 run(replace(fixed, task="table"), command.words)
     finally:
         _end({line: outcome for line, outcome in zip(shown, outcomes) if outcome.error is not None})

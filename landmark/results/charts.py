@@ -156,8 +156,8 @@ def curves(
 ) -> Panel:
     """Curves over an axis of numbers. Points above the domain of y's scale are left out, and the curve has a gap.
 
-    points: of `point`, in order; a "label" is written beside one. step: a value
-    holds until the next point, and points are not marked. below: charts of `reference`.
+    points: of `point`, in order. step: a value holds until the next point, and points are not marked. below: charts of
+    `reference`.
     """
     top = y.get("scale", {}).get("domain", [math.inf])[-1]
     absent = dict.fromkeys(("y", "low", "high"))
@@ -169,9 +169,6 @@ def curves(
     if any(look.dash != SOLID for look in looks.values()):
         line = line.encode(_by_series(alt.StrokeDash, looks, "dash", key))
     layers = [line]
-    if any("label" in each for each in points):
-        text = alt.Chart().mark_text(fontSize=10, color=INK, align="right", baseline="bottom", dx=-4, dy=-4)
-        layers.append(text.encode(across, _axis(alt.Y, "y", y), alt.Text("label:N")).transform_filter("datum.label"))
     if not step:
         layers += [*_error_bars(base, points, alt.Y, y), _dots(base, looks, key)]
     return Panel(title, _layered(points, [*below, *layers], WIDTH, HEIGHT), looks, note)
@@ -203,12 +200,6 @@ def reference(*, dashed: bool = True, **at: float) -> alt.Chart:
     kinds: dict[str, Any] = {"x": alt.XDatum, "y": alt.YDatum}
     places = {axis: kinds[axis](value, axis=alt.Axis(grid=True)) for axis, value in at.items()}
     return _once().mark_rule(color=INK, strokeDash=DASHED if dashed else SOLID).encode(**places)
-
-
-def named_level(name: str, value: float) -> list[alt.Chart]:
-    """A dashed line at a height, with its name above its right end."""
-    text = _once().mark_text(text=name, fontSize=10, color=INK, align="right", baseline="bottom", dy=-2)
-    return [reference(y=value), text.encode(x=alt.value(WIDTH - 4), y=alt.datum(value))]
 
 
 def square_map(

@@ -257,23 +257,6 @@ def _maps(table: Table) -> list[Panel]:
     return made
 
 
-def _drop_rate(table: Table) -> Lines:
-    """Table 3: each cutoff's perplexity at the share of lookups that the context miss token drops. Dashed: a model
-    without the token.
-    """
-    dropping = [row for row in table.rows if row.drop_rate is not None and row.perplexity is not None]
-    points = [
-        charts.point("cutoffs", 100 * (row.drop_rate or 0.0), row.perplexity or 0.0) | {"label": row.cutoff}
-        for row in dropping
-    ]
-    without = [row for row in table.rows if row.drop_rate is None and row.perplexity is not None]
-    levels = [each for row in without for each in charts.named_level(row.name, row.perplexity or 0.0)]
-    x = {"title": "lookups dropped, percent (beside each point: its cutoff)", "scale": {"padding": 26}}
-    y = {"title": "perplexity", "scale": {"padding": 16}}
-    looks = {"cutoffs": Look(PALETTE[0])}
-    return [[charts.curves("Perplexity at the share dropped", points, looks, x, y, below=levels)]] if points else []
-
-
 def _unique_blocks(table: Table) -> Lines:
     """Figure 5: a histogram of the distinct blocks that a chunk retrieves; each layer of each sample is one count."""
     points, names = [], [row.name for row in table.rows if row.distinct_blocks is not None and table.records]
@@ -294,6 +277,5 @@ FIGURES: dict[str, Callable[[Table], Lines]] = {
     "rows": _rows,
     "lines": _lines,
     "tasks": functools.partial(_lines, by_task=True),
-    "drop_rate": _drop_rate,
     "unique_blocks": _unique_blocks,
 }

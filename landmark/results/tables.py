@@ -14,7 +14,7 @@ from landmark.utils.measured import kind_of
 from landmark.utils.significance import Difference, paired_difference
 
 _SHOWN = 0.0001  # nats: the last digit of a difference
-FIGURES = ("rows", "lines", "tasks", "drop_rate", "unique_blocks")  # that `landmark.results.figures` draws
+FIGURES = ("rows", "lines", "tasks", "unique_blocks")  # that `landmark.results.figures` draws
 
 
 @dataclass(frozen=True)

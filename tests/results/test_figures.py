@@ -34,7 +34,6 @@ SHOWN = {
     "figure3_passkey": ("lines", ["Prompts answered"], "accuracy"),
     "retriever": ("rows", ["Prompts answered"], "accuracy"),
     "ruler": ("tasks", ["niah_single_1", "niah_multikey_2"], "accuracy"),
-    "table3_cmt": ("drop_rate", ["Perplexity at the share dropped"], "dropped"),
     "figure5_unique_blocks": ("unique_blocks", ["Distinct blocks of a chunk"], "distinct blocks"),
 }
 COLUMNS_OF_ONE = ("accuracy", "distinct blocks", "dropped")
@@ -66,7 +65,7 @@ def check_drawn(panel):
 
 def test_every_figure_is_that_of_an_experiment():
     assert {figure for figure, _, _ in SHOWN.values()} == set(FIGURES) == set(tables.FIGURES)
-    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, tasks, drop_rate"):
+    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, tasks, unique_blocks"):
         check_figure("cake")
 
 

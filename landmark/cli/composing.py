@@ -17,7 +17,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from landmark.config import Config, register
-from landmark.config.command_line import PROGRAM, own_folder
+from landmark.config.command_line import PROGRAM, started
 from landmark.config.rows import compose_job
 from landmark.config.schema import GROUPS
 from landmark.utils.errors import UserError, in_one_line
@@ -90,7 +90,7 @@ def settings_found() -> Iterator[None]:
 
 class _OwnFolder(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if (own := own_folder()) is not None:
+        if (own := started().config_dir) is not None:
             search_path.append("command-line", f"own://{own}")
 
 

@@ -39,11 +39,6 @@ def started() -> StartedJob:
     return _started
 
 
-def own_folder() -> Path | None:
-    """The folder of settings besides the package's that `--config-dir` names; None where there is none."""
-    return _started.config_dir
-
-
 def program() -> list[str]:
     """The words that start this program: `landmark`, `python -m landmark` or `python run.py`."""
     path = Path(sys.argv[0])

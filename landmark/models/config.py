@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
 from landmark.utils.errors import UserError
@@ -189,16 +189,7 @@ def _flat_name(item: Field) -> str:
     return item.metadata.get("key", item.name)
 
 
-class Vocabulary(Protocol):
-    """What a model needs of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def landmark(self) -> int: ...
-
-
-def decoder_config(model: "ModelConfig", tokenizer: Vocabulary | None = None, cmt: bool = False) -> "DecoderConfig":
+def decoder_config(model: "ModelConfig", tokenizer: Any = None, cmt: bool = False) -> "DecoderConfig":
     """The configuration of the decoder that the config group `model` and a tokenizer describe (None: any).
 
     Settings of other kinds of model are left out. A landmark model that is not trained (`as_is`) has no landmarks.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from landmark.config.command_line import own_folder
+from landmark.config.command_line import started
 from landmark.utils.errors import UserError
 from landmark.utils.source_tree import EXPERIMENTS
 
@@ -16,7 +16,7 @@ CUTOFF = "cutoff"  # of the context miss token; only its table has this column
 
 def folder_of_experiment(name: str) -> Path:
     """Where its README and the paper's numbers are, if it has any."""
-    own = own_folder()
+    own = started().config_dir
     return own / "experiments" / name if own and (own / "experiments" / name).is_dir() else EXPERIMENTS / name
 
 

@@ -90,11 +90,9 @@ def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tupl
     _, batch, queries, heads, _ = (exact := question.exact).shape
     of_one = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
     room = SCORED_AT_ONCE.get(exact.device.type, SCORED_ELSEWHERE) // of_one
-    of_heads, of_queries = max(1, min(kv_heads, room // queries)), max(1, min(queries, room // kv_heads))
+    of_heads, of_queries = kv_heads, max(1, min(queries, room // kv_heads))
     if granularity == "per_head":
-        of_queries = queries
-    else:
-        of_heads = kv_heads
+        of_heads, of_queries = max(1, min(kv_heads, room // queries)), queries
     for head in range(0, kv_heads, of_heads):
         for query in range(0, queries, of_queries):
             yield slice(head, min(head + of_heads, kv_heads)), slice(query, min(query + of_queries, queries))

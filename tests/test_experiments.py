@@ -106,6 +106,6 @@ def test_multirun_ends_with_its_table(output, tmp_path):
     done = python(str(Path(__file__).parents[1] / "run.py"), *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("k1_local150", "k2_local250"):
-        assert done.stdout.count(name) == 4  # as a job, a row, in the table, and in its command
+        assert done.stdout.count(name) >= 3  # as a job, a row, and in the table
     assert done.stdout.count("written: ") == 1
     assert done.stdout.index("written: ") > done.stdout.rindex("[1/1]")

@@ -2,9 +2,12 @@
 
 Attention with a log-sum-exp uses PyTorch's own kernels: flash attention on the CPU, and on GPUs in half precision,
 the memory-efficient kernel on GPUs in float32. On another device, or for what they lack, it computes the same with
-explicit weights. It has no gradients, `causal_attention` has.
+explicit weights. On a CPU with units for bfloat16 many rows are computed by products, because these take half the time
+of the flash kernel or less. It has no gradients, `causal_attention` has.
 """
 
+import functools
+import math
 from contextlib import nullcontext
 
 import torch
@@ -17,19 +20,33 @@ from landmark.attention.layout import as_autocast, without_autocast
 from landmark.attention.scoring import capped
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+FEW_ROWS = 32  # for fewer, products gain little
+SCORES = 1 << 20  # made at a time: they stay in a processor's cache
+PART = 64  # queries of a window's part
 LARGEST_GRID = (1 << 16) - 1  # of CUDA, along the axes on which kernels have batch and heads
 WIDEST = 256  # numbers of a head in CUDA's flash kernels
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, softcap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    softcap: float | None = None,
+    level: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention (B, H, T, d), and its log-sum-exp (B, H, T), in float32 for half precision.
 
     q: (B, H, T, d). k, v: (B, H, S, d). causal: hide keys j > i from query i, both counted from 0. softcap: cap of the
-    scores, which flash kernels do not have.
+    scores, which flash kernels do not have. level: (B, H, T), a log-sum-exp that is expected to be near: with it, not
+    causal, products in bfloat16 take the place of the flash kernel where they are faster.
     """
     if softcap is None:
+        has_level = level is not None and not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS
+        if has_level and _has_units(q.device.type) and (found := _by_products(q, k, v, scale, level)) is not None:
+            return found
         if q.device.type == "cpu" and _FORWARD is not None:
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)
         if (found := _on_gpu(q, k, v, scale, causal)) is not None:
@@ -42,6 +59,64 @@ def attention_forward(
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
+
+
+@functools.cache
+def _has_units(device: str) -> bool:
+    """Whether it is a CPU that multiplies matrices in bfloat16."""
+    return device == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, level: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What `attention_forward` returns, in bfloat16; None: a score is too far above its level.
+
+    Scores are rounded when their row's level has been subtracted, so that the errors of large weights are small.
+    """
+    shape, level, parts = q.shape, (level - math.log(k.shape[2]) / 2).to(q.dtype)[..., None], []
+    q, k, v, level = (x.flatten(0, 1) for x in (q, k, v, level))
+    together = len(k) if k.is_contiguous() else 1  # a product copies matrices that are not neighbours
+    for first in range(0, len(k), together):
+        rows, keys, values, near = (x[first : first + together].view(together, *x.shape[1:]) for x in (q, k, v, level))
+        step = max(1, SCORES // (together * k.shape[1]))
+        for part, low in zip(rows.split(step, 1), near.split(step, 1), strict=True):
+            weights = torch.baddbmm(low.neg().expand(-1, -1, keys.shape[1]), part, keys.mT, alpha=scale).exp_()
+            total = weights.sum(-1, keepdim=True).float()
+            if total.isinf().any():
+                return None
+            out = weights @ values / total.clamp_min(torch.finfo(total.dtype).tiny)
+            parts.append((out.to(q.dtype), low + total.log()))
+    out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 1) for x in zip(*parts, strict=True))
+    return out.view(shape), lse.view(shape[:3])
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float) -> Tensor | None:
+    """Attention (B, H, T, d) of each query to its last `window` keys, its own the last; None: not by products.
+
+    q: (B, H, T, d), of the last T of the keys. k, v: (B, H_kv, S, d). Without a gradient.
+    """
+    (_, heads, length, dim), before, parts = q.shape, k.shape[2] - q.shape[2], []
+    if {x.dtype for x in (q, k, v)} != {torch.bfloat16} or length < FEW_ROWS or not _has_units(q.device.type):
+        return None
+    grouped = q.reshape(-1, heads // k.shape[1], length, dim)
+    for first in range(0, length, PART):
+        part = grouped[:, :, first : first + PART]
+        start, stop = max(0, before + first - window + 1), before + first + part.shape[2]
+        keys, values = (x[:, :, start:stop].flatten(0, 1).contiguous() for x in (k, v))
+        rows, hidden = part.flatten(1, 2), _outside(window, before + first - start, part.shape[2], stop - start)
+        scores = torch.baddbmm(rows.new_zeros(()), rows, keys.mT, beta=0, alpha=scale).view(*part.shape[:3], -1)
+        highest = scores.masked_fill_(hidden, -torch.inf).amax(-1, keepdim=True)
+        weights = torch.where(hidden, -torch.inf, -highest).flatten(1, 2).baddbmm_(rows, keys.mT, alpha=scale).exp_()
+        out = weights @ values / weights.sum(-1, keepdim=True).float()
+        parts.append(out.to(q.dtype).view(part.shape))
+    return torch.cat(parts, 2).view(q.shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _outside(window: int, before: int, queries: int, keys: int) -> Tensor:
+    """Keys that queries do not see, (queries, keys). before: keys before the first query's own."""
+    with torch.inference_mode(False):
+        distance = before + torch.arange(queries)[:, None] - torch.arange(keys)
+        return (distance < 0) | (distance >= window)
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor] | None:

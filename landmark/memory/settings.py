@@ -177,5 +177,5 @@ class MemorySettings:
 
 
 TRAINING_FREE = MemorySettings(  # of models that read without landmarks, where nothing was trained
-    k=64, granularity="per_token_and_group", scorer="mean_key", rerank=128, first=1, window=512, mapping="auto"
+    k=128, granularity="per_token_and_group", scorer="mean_key", first=1, window=512, mapping="auto"
 )

@@ -98,14 +98,12 @@ def read_all(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, T
     """
     keys, values = (x[:, : start + q.shape[2]].to(q.device) for x in (text.keys, text.values))
     own = _causal(q, keys[:, start:], values[:, start:], how)
-    return merged(_of_rows(q, keys[:, :start], values[:, :start], how), own) if start else own
-
-
-def _of_rows(q: Tensor, keys: Tensor, values: Tensor, how: Reading) -> tuple[Tensor, Tensor]:
-    """Attention of queries (C, G, T, d) that see all of some keys (C, S, d): heads are rows, so nothing is copied."""
-    rows = q.reshape(1, len(q), -1, q.shape[-1])
-    out, lse = attention_forward(rows, keys[None], values[None], scale=how.scale, softcap=how.softcap)
-    return out.reshape(q.shape), lse.reshape(q.shape[:3])
+    if not start:
+        return own
+    rows, level = q.reshape(1, len(q), -1, q.shape[-1]), own[1].reshape(1, len(q), -1)  # so no key is copied
+    before = (x[None, :, :start] for x in (keys, values))
+    out, lse = attention_forward(rows, *before, scale=how.scale, softcap=how.softcap, level=level)
+    return merged((out.reshape(q.shape), lse.reshape(q.shape[:3])), own)
 
 
 def _causal(q: Tensor, keys: Tensor, values: Tensor, how: Reading) -> tuple[Tensor, Tensor]:
@@ -151,9 +149,11 @@ def read_tiles(
     local = _causal(grouped.flatten(0, 1), keys, values, how)
     if how.window:
         windows = [x[:, :-size].unfold(1, how.window, size).transpose(2, 3) for x in near]  # (C, groups, w, d)
-        out, lse = attention_forward(grouped.flatten(2, 3), *windows, scale=how.scale, softcap=how.softcap)
+        level = local[1].reshape(caches, groups, -1)
+        out, lse = attention_forward(grouped.flatten(2, 3), *windows, scale=how.scale, softcap=how.softcap, level=level)
         local = merged((out.reshape(local[0].shape), lse.reshape(local[1].shape)), local)
     local = [x.unflatten(0, (caches, groups)).unflatten(3, (tiles, how.tile)).transpose(2, 3) for x in local]
+    local = local[0].reshape(rows.shape), local[1].reshape(rows.shape[:3])
     asks = None
     if how.tile > 1 and asking != (0, groups * size):
         asks = torch.arange(groups * size, device=rows.device)
@@ -169,9 +169,10 @@ def read_tiles(
         if text.moves is not None:
             keys = text.moves(keys, _moved(chosen, far[part], how))
         keys, values = keys.flatten(2, 3), values.flatten(2, 3)
-        parts.append((*attention_forward(rows[:, part], keys, values, scale=how.scale, softcap=how.softcap), chosen))
+        near = {"scale": how.scale, "softcap": how.softcap, "level": local[1][:, part]}
+        parts.append((*attention_forward(rows[:, part], keys, values, **near), chosen))
     out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-    return *merged((out, lse), (local[0].reshape(out.shape), local[1].reshape(lse.shape))), chosen
+    return *merged((out, lse), local), chosen
 
 
 def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:

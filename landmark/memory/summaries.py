@@ -68,10 +68,10 @@ class SummaryMemory:
     def __init__(
         self,
         block_size: int = 32,
-        k: int = 64,
+        k: int = 128,
         *,
         window: int = 512,
-        proposed: int = 128,
+        proposed: int = 0,
         first: int = 1,
         dense: int | None = None,
         mapping: str = "auto",

@@ -246,6 +246,40 @@ def test_no_weights_are_written_out():
     assert not [shape for shape in read if len(shape) == 4 and shape[:3] == [2, 4, 30] and shape[3] > 8]
 
 
+@pytest.mark.parametrize(("before", "window"), [(0, 9), (8, 9), (20, 9), (3, 100)])
+def test_a_window_in_bfloat16(before, window, monkeypatch):
+    """Against float64, in parts, whatever the processor has units for."""
+    monkeypatch.setattr(plain, "_has_units", lambda device: True)
+    monkeypatch.setattr(plain, "PART", 16)
+    q, k, v = (
+        torch.randn(2, heads, count, 8).bfloat16() for heads, count in ((4, 40), (2, 40 + before), (2, 40 + before))
+    )
+    distance = before + torch.arange(40)[:, None] - torch.arange(40 + before)
+    wide_k, wide_v = (x.double().repeat_interleave(2, 1) for x in (k, v))
+    scores = (q.double() @ wide_k.mT * 0.7).masked_fill((distance < 0) | (distance >= window), -torch.inf)
+    expected = scores.softmax(-1) @ wide_v
+    found = plain.window_attention(q, k, v, window=window, scale=0.7)
+    assert (found - expected).norm() / expected.norm() < 0.01
+
+
+@pytest.mark.parametrize("room", [0, 5])
+def test_products_in_bfloat16(room, monkeypatch):
+    """Against float64, in parts, with keys that are apart in memory, and far from the level."""
+    monkeypatch.setattr(plain, "SCORES", 300)
+    q, k, v = (torch.randn(2, 3, *shape).bfloat16() for shape in ((7, 8), (40 + room, 8), (40 + room, 8)))
+    k, v = k[:, :, :40], v[:, :, :40]
+    scores = q.double() @ k.double().mT * 0.7
+    expected, lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+    for off in (-2, 0, 2):
+        found = plain._by_products(q, k, v, 0.7, lse.float() + off)
+        assert (found[0] - expected).norm() / expected.norm() < 0.01
+        assert (found[1] - lse).abs().max() < 0.02
+    assert plain._by_products(q, k, v, 0.7, lse.float() - 100) is None
+    nothing = plain._by_products(q, k, v, 0.7, lse.float() + 200)
+    assert not nothing[0].any()
+    assert (nothing[1] == -torch.inf).all()
+
+
 def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp_and_what_they_lack_is_computed_by_others(recwarn):
     """Shapes and types alone: no GPU is needed for tensors without numbers."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
+import landmark.attention.plain as attention
 from landmark.huggingface import unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenizer, read
@@ -72,6 +73,22 @@ def test_a_prompt_is_read_in_tiles_and_its_last_token_alone(name, ids, tokenizer
         assert (last - every).abs().max() > 1e-4
         more = [wrapped(ids[:, 60:], past_key_values=each).logits for each in (together, alone)]
     assert (more[0] - more[1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_products_in_bfloat16_are_as_exact_as_pytorchs_kernels(name, ids, tokenizer, monkeypatch):
+    """Of all keys, chosen blocks and sliding windows: against the same model in float64."""
+    wrapped, _ = make(name, tokenizer, {"k": 20, "window": 7, "dense": 0}, local=64)
+    with torch.no_grad():
+        exact = wrapped(ids, past_key_values=wrapped.new_memory(), logits_to_keep=30).logits
+        wrapped.bfloat16()
+        errors = []
+        for has_units in (True, False):
+            monkeypatch.setattr(attention, "_has_units", lambda device, has_units=has_units: has_units)
+            found = wrapped(ids, past_key_values=wrapped.new_memory(), logits_to_keep=30).logits
+            errors.append((found - exact).norm() / exact.norm())
+    assert errors[0] != errors[1]
+    assert errors[0] < 1.5 * errors[1]
 
 
 @pytest.mark.parametrize("tier", ["device", "disk"])

@@ -44,8 +44,8 @@ def attention_forward(
     causal, products in bfloat16 take the place of the flash kernel where they are faster.
     """
     if softcap is None:
-        has_level = level is not None and not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS
-        if has_level and _has_units(q.device.type) and (found := _by_products(q, k, v, scale, level)) is not None:
+        by_products = not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS and _has_units(q.device.type)
+        if level is not None and by_products and (found := _by_products(q, k, v, scale, level)) is not None:
             return found
         if q.device.type == "cpu" and _FORWARD is not None:
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)

@@ -93,8 +93,9 @@ def _in_window(
     **_: Any,
 ) -> Tensor | None:
     """What a layer with a sliding window returns of a cache's chunk, in which nothing is padding; None: not faster."""
-    is_plain = scaling is not None and sliding_window is not None and softcap is None and s_aux is None
-    if not is_plain or isinstance(landmarks, LandmarkWindow) or (torch.is_grad_enabled() and query.requires_grad):
+    if scaling is None or sliding_window is None or softcap is not None or s_aux is not None:
+        return None
+    if isinstance(landmarks, LandmarkWindow) or (torch.is_grad_enabled() and query.requires_grad):
         return None
     out = window_attention(query, key, value, window=sliding_window, scale=scaling)
     return None if out is None else out.transpose(1, 2).contiguous()

@@ -16,11 +16,12 @@ from landmark.experiment.identity import digest, row_settings
 from landmark.models.config import DecoderConfig
 
 CONF = Path(__file__).parents[1] / "conf"
-TINY = [  # one row, in a second
-    *("+experiment=quickstart", "data.max_documents=6", "eval.tokens=8192", "logger=csv", "trainer=cpu"),
+SMALL = [  # a model, its training and what stands around them
     *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer.threads=1"),
     *("train.steps=2", "train.batch_size=2", "train.validate_every=2", "train.validate_batches=1"),
+    *("logger=csv", "trainer=cpu"),
 ]
+TINY = ["+experiment=quickstart", "data.max_documents=6", "eval.tokens=8192", *SMALL]  # one row, in a second
 
 
 def compose_conf(overrides: list[str]) -> DictConfig:

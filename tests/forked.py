@@ -55,7 +55,7 @@ def hold(output: Path, kind: str, identity: str) -> BaseProcess:
     held = CONTEXT.Event()
     process = CONTEXT.Process(target=_hold, args=(output, kind, identity, held), daemon=True)
     process.start()
-    assert held.wait(60)
+    assert held.wait(250)
     return process
 
 

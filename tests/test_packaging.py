@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import landmark
+from tests.configurations import SMALL
 from tests.test_docs import write_files
 
 pytestmark = pytest.mark.timeout(600)
@@ -64,12 +65,6 @@ def test_the_wheel_has_every_file_once_and_its_metadata_are_whole_and_of_one_ver
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"description", "readme", "license", "authors", "keywords", "classifiers", "urls"} <= project.keys()
     assert project["scripts"] == {"landmark": "landmark.cli.main:main"}
-
-
-SMALL = [
-    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "train.steps=2"),
-    *("train.batch_size=1", "train.validate_every=2", "train.validate_batches=1", "logger=csv", "trainer=cpu"),
-]
 
 
 def test_the_quickstart_works_in_any_folder_and_ends_with_commands_that_work(installed, tmp_path):

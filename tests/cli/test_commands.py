@@ -15,6 +15,7 @@ import landmark
 from landmark.cli.main import TASKS
 from landmark.cli.terminal import said
 from tests.cli.shell import RUN, start
+from tests.configurations import SMALL
 
 
 def write_pair(folder: Path) -> None:
@@ -120,11 +121,7 @@ def test_all_jobs_are_checked_before_the_first_begins(tmp_path):
     assert "error: 1 of 2 jobs cannot start, so none was: model=transformer: model.block_size has no" in both.err
 
 
-FREE = [
-    *("-m", "data=documents", "data.path=books", "tokenizer=bytes", "size=nano", "logger=csv", "trainer=cpu"),
-    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer.threads=1"),
-    *("train.steps=2", "train.batch_size=2", "train.validate_batches=1", "eval.tokens=4096"),
-]
+FREE = ["-m", "data=documents", "data.path=books", "tokenizer=bytes", "size=nano", *SMALL, "eval.tokens=4096"]
 
 
 def test_a_sweep_without_an_experiment_ends_in_a_table(tmp_path):

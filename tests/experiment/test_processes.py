@@ -18,6 +18,7 @@ from landmark.experiment.runner import set_up_processor
 from landmark.utils.files import read_json
 from landmark.utils.hardware import hardware
 from landmark.utils.team import Team, started_together
+from tests import configurations
 from tests.experiment.processes_case import part
 from tests.forked import TORCHRUN, Started, free_port
 from tests.together import exit_codes
@@ -52,10 +53,8 @@ def test_who_is_missing_ends_the_others(tmp_path, case, codes, said):
 
 
 TINY = [
-    *("+experiment=quickstart", "row=plain_512", "data.max_documents=6", "eval.tokens=8192", "logger=csv"),
-    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer.threads=1"),
-    *("train.steps=6", "train.batch_size=2", "train.validate_every=6", "train.validate_batches=1"),
-    *("train.checkpoint_every=2", "train.log_every=1", "trainer=ddp", "trainer.accelerator=cpu"),
+    *(*configurations.TINY, "row=plain_512", "train.steps=6", "train.validate_every=6", "train.checkpoint_every=2"),
+    *("train.log_every=1", "trainer=ddp", "trainer.accelerator=cpu"),
 ]
 
 

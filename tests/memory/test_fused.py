@@ -184,14 +184,13 @@ def test_logits_are_those_of_the_ordinary_path(case, new_memory_is_nan):
     model = decoder(case["block_size"], case["heads"], dim=case["dim"])
     settings = {name: case[name] for name in ("k", "max_blocks", "granularity")}
     memory, other = model.new_memory(**settings), model.new_memory(**settings, backend="blockwise")
-    text = torch.randint(0, LANDMARK, (case["batch"], case["prompt"] + 7))
+    text = torch.randint(0, LANDMARK, (case["batch"], case["prompt"] + 5))
     for each in (memory, other):
         read(model, each, text[:, : case["prompt"]])
     assert can_step(memory, model.embedding.weight)
     read_next = NextToken(model, memory, LANDMARK)
     for number, token in enumerate(text[:, case["prompt"] :].split(1, 1)):
-        by_itself = number in (3, 5, 6)
-        ours = read(model, memory, token) if by_itself else read_next(token)
+        ours = read(model, memory, token) if number in (2, 4) else read_next(token)
         torch.testing.assert_close(ours, read(model, other, token), atol=2e-5, rtol=2e-5)
     assert memory.position == other.position
     for name in ("chunks", "searches", "lookups", "retrievals", "blocks_retrieved", "blocks_kept"):

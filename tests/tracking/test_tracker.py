@@ -22,8 +22,7 @@ from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import mode
 from landmark.utils.files import read_json, write_json
 from landmark.utils.metrics_csv import read_metrics
-from tests import configurations
-from tests.configurations import compose_conf
+from tests.configurations import SMALL, compose_conf
 from tests.forked import python
 from tests.tracking.offline import read_offline
 from tests.tracking.wandb_server import Server
@@ -297,9 +296,9 @@ def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
     for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):  # which the agent sets
         monkeypatch.setenv(name, "")
     agent = Agent(api=None, queue=None)
-    tiny = [word for word in configurations.TINY if not word.startswith(("+experiment=", "logger="))]
     chosen = ["data=stdlib", "tokenizer=bytes", "size=nano", f"output={tmp_path}"]
-    agent._sweep_command = [*sweep["command"][:-1], *chosen, *tiny, sweep["command"][-1]]
+    chosen += ["data.max_documents=6", "eval.tokens=8192", *SMALL, "logger=wandb"]
+    agent._sweep_command = [*sweep["command"][:-1], *chosen, sweep["command"][-1]]
     arguments = {"retrieval.k": {"value": 4}, "eval.local": {"value": 250}}
     agent._command_run({"run_id": "r4n1", "program": sweep["program"], "args": arguments})
     assert agent._run_processes["r4n1"].wait() == 0

@@ -56,7 +56,9 @@ def test_memory_equals_plain_loops(case):
     k, v = torch.randn(2, 1, kv_heads, total, 4, dtype=torch.float64, generator=generator)
     place = torch.randn(heads, 4, dtype=torch.float64, generator=generator)
     if case["layer"] == 0:
-        k[:, :, block_size :: block_size + 1] = k[:, :, :1]
+        landmarks = k[:, :, block_size :: block_size + 1]  # one vector but for rounding, which must not decide
+        rounding = 1e-13 * torch.randn(*landmarks.shape[:3], 1, dtype=torch.float64, generator=generator)
+        landmarks[:] = k[:, :, :1] * (1 + rounding)
     has_cmt, extra = isinstance(case["extra"], float), None
     if case["extra"] is not None:
         extra = ContextMiss(place[:kv_heads]) if has_cmt else Sinks(place[:, 0])
@@ -110,16 +112,6 @@ def test_half_precision_retrieves_what_exact_scores_of_its_numbers_choose(granul
         ours = feed(Memory(5, k=2, select=Best(granularity)), q.float(), k.float(), v, **settings)
     expected = feed(Memory(5, k=2, select=Best(granularity)), q, k, v, **settings)
     torch.testing.assert_close(ours, expected, atol=0, rtol=0)
-
-
-def test_first_layer_is_decided_by_construction():
-    """Landmarks equal only up to rounding must not scatter the choice."""
-    q, k, v = torch.randn(3, 1, 2, 60, 4, dtype=torch.float32)
-    k[:, :, 2::3] = k[:, :, :1]
-    noisy = k.clone()
-    noisy[:, :, 2::3] *= 1 + 1e-6 * torch.randn(1, 2, 20, 1)
-    a, b = (feed(Memory(2, k=3), q, keys, v, [30, 30], layer=0) for keys in (k, noisy))
-    torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
     assert work.evaluated == [*rows[:then], *waiting, *rows[then:]]
 
 
-# ---- \`run=latest\`, a name or a folder; and the settings that a run's folder knows
+# ---- `run=latest`, a name or a folder; and the settings that a run's folder knows
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import delete_leftovers, locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import hold
+from tests.test_kills import save_memory
 
 LAUNCH = (trained_with, "launch.json", r".*: delete it, training the run writes it anew")
 RUN = (read_run, "run.json", r".*: name another run=")
@@ -304,6 +305,16 @@ def test_a_command_that_makes_runs_deletes_what_killed_ones_left(work):
     assert (second / "checkpoints").exists()  # its weights are gone
     work("+experiment=quickstart", "data=pg19")
     assert list(work.output.rglob(".*.tmp")) == []
+
+
+def test_a_memory_is_saved_after_a_kill(tmp_path):
+    """Numbers of processes recur: in a container each command may be number 7."""
+    left = tmp_path / f".book.{os.getpid()}.tmp"
+    left.mkdir()
+    (left / "layer-0.blocks").touch()
+    (tmp_path / ".book.999999.tmp").mkdir()
+    save_memory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["book"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -21,7 +21,6 @@ LAUNCHES = 0.0005, 0.002  # seconds that a layer's kernels take to start, at bes
 GPU = 0.2 * GPU_PEAK["bf16-mixed"]
 TOKENS_AT_ONCE = 4096  # of an evaluation
 _HOUR = 3600.0
-MOST_HOURS = 24  # of a training on a CPU that nobody asked for
 
 
 @dataclass(frozen=True)
@@ -149,18 +148,6 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
             f"{1e3 * LAUNCHES[0]:g} to {1e3 * LAUNCHES[1]:g} ms for each layer of each step, however small",
             f"disk: {_short(disk(missing['run']))}B, of which the weights stay",
         ]
-    )
-
-
-def too_long(cost: Cost, machine: Machine) -> str | None:
-    """A message where a training on the CPU would take longer than MOST_HOURS; None where it would not."""
-    train, hours = cost.config.train, cost.flops / machine.speed(cost)[0] / _HOUR
-    if machine.gpus or hours <= MOST_HOURS:
-        return None
-    return (
-        f"run {cost.name}: {train.steps:,} steps of {train.batch_size} × {train.length} tokens would take about "
-        f"{_hours(hours)} on this CPU ({_range(*cost.gpu_hours)} on {GPU_NAME}): choose size=nano, or "
-        "trainer=cpu to train it here all the same"
     )
 
 

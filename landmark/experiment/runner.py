@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +13,6 @@ from landmark.config import Config
 from landmark.config.command_line import typed_words
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
-from landmark.experiment import plan
 from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, job_of, read_run
 from landmark.experiment.processes import device_count, for_team, tell
 from landmark.experiment.records import Record, Records, sweep
@@ -68,7 +66,6 @@ class Runner:
         for run in {run.id: run for job in jobs for run in job.run.trainings}.values():
             if not self.is_trained(run):
                 self._check_devices(run.config)
-                self._check_duration(run)
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """The jobs, and those that another process is at work on last."""
@@ -172,23 +169,6 @@ class Runner:
             words = words[1:] if words[0] == "python" else ["--no-python", *words]
             torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", *words]
             raise UserError(f"{processes} devices train in as many processes: start them by `{shlex.join(torchrun)}`")
-
-    def _check_duration(self, run: Run) -> None:
-        """Raise UserError where a training would take days on a CPU that nobody asked for."""
-        config = run.config
-        if config.model.name is not None or config.trainer.accelerator != "auto":
-            return
-        cost = plan.run_cost(run.folder.name, config, self.inputs.tokenizer(config).vocab_size, is_done=False)
-        if (message := plan.too_long(cost, self._processor)) is not None:
-            import torch
-
-            if not torch.cuda.is_available():
-                raise UserError(message)
-
-    @cached_property
-    def _processor(self) -> plan.Machine:
-        """This machine without its GPUs, and the trainings so far."""
-        return plan.Machine(cores(), 0, list(self.records.read_all().runs.values()))
 
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments

@@ -38,7 +38,6 @@ class Arguments:
     multirun: bool = False
     help: bool = False
     version: bool = False
-    composed: bool = False  # --cfg job: what the settings are, as YAML
 
 
 _FLAGS = {
@@ -58,14 +57,10 @@ def read_arguments(given: Sequence[str]) -> Arguments:
             if not folder or not Path(folder).is_dir():
                 raise UserError(f"{name} {folder}: is not a folder")
             read.config_dir = Path(folder).absolute()
-        elif name in ("--cfg", "-c"):
-            if (what := value if sign else next(rest, "")) != "job":
-                raise UserError(f"{name} {what}: shows the settings of a job, write {name} job")
-            read.composed = True
         elif word in _FLAGS:
             setattr(read, _FLAGS[word], True)
         elif word.startswith("-"):
-            key, known = name.lstrip("-"), ", ".join(["--config-dir", "--cfg job", *_FLAGS])
+            key, known = name.lstrip("-"), ", ".join(["--config-dir", *_FLAGS])
             if key not in GROUPS and not hasattr(Config, key) and not (key and (CONF / key).is_dir()):
                 raise UserError(f"{word}: there is no such flag, only {known}")
             raise UserError(

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
-from omegaconf import OmegaConf
-
 from landmark import __version__
 from landmark.cli import overviews, reading, tables
 from landmark.cli.command import Command
@@ -48,9 +46,7 @@ def start(arguments: Arguments) -> None:
             return
     begin(StartedJob(arguments.words, arguments.config_dir))
     with settings_found():
-        if arguments.composed:
-            print(OmegaConf.to_yaml(compose_job(arguments.words)), end="")
-        elif arguments.help:
+        if arguments.help:
             print(settings_page(arguments.words))
         else:
             show_log()

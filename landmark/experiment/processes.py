@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,11 +35,6 @@ def device_count(config: Config) -> int:
     import torch
 
     return max(1, torch.cuda.device_count())
-
-
-def for_team(config: Config, team: Team) -> Config:
-    """A training's configuration with the devices of the processes that were started on this machine."""
-    return replace(config, trainer=replace(config.trainer, devices=team.local_size))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ from landmark.config.command_line import typed_words
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
 from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, job_of, read_run
-from landmark.experiment.processes import device_count, for_team, tell
+from landmark.experiment.processes import device_count, tell
 from landmark.experiment.records import Record, Records, sweep
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import is_sweep_agent
@@ -190,7 +191,7 @@ def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
     write_launch(run.folder, run.config)
     config = run.config
     if (team := started_together()) is not None:
-        config = for_team(config, team)
+        config = replace(config, trainer=replace(config.trainer, devices=team.local_size))  # of this machine
     given = config, run.folder.absolute(), run.id, run.start_from, run.settings
     if team is not None:
         tell(given)

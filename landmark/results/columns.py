@@ -79,11 +79,6 @@ def rank_of(source: Source) -> float | None:
     return statistics.median(ranks) if ranks else None
 
 
-def cutoff_of(source: Source) -> str | None:
-    """Of the context miss token."""
-    return None if (found := setting("cmt_cutoff")(source)) is None else str(found)
-
-
 def off_device(reduce: Reducer) -> Reducer:
     """Only of rows whose blocks were kept on another tier than the device."""
     return lambda source: None if None in source.results("memory", "cache_hits") else reduce(source)
@@ -231,7 +226,7 @@ class TableRow:
         off_device(mean("peak_memory_bytes")), "peak, MB", _megabytes(",.0f"), group=4
     )
     searching: float | None = column(off_device(share_of_searching), "searching", _percent, group=3)
-    cutoff: str | None = column(cutoff_of, "cutoff", group=2)
+    cutoff: float | None = column(setting("cmt_cutoff"), "cutoff", group=2)  # of the context miss token
     drop_rate: float | None = column(mean("memory", "drop_rate"), "dropped", _drop_rate, group=2)
     drop_rate_spread: float | None = column(lambda row: row.deviation("memory", "drop_rate"))
     drop_rate_paper: float | None = column(printed("drop_rate_paper", float), "dropped, paper", _percent, group=2)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.config import Config
-from landmark.tracking.tracker import metric
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
@@ -29,12 +28,6 @@ BY_LAYER = {
     "distinct blocks that a chunk retrieves": ["layer/distinct_blocks"],
     "bytes that a chunk moves": ["layer/bytes_moved"],
     "share of lookups that the context miss token drops": ["layer/drop_rate"],
-}
-# By the title of their section: a kind of measurement (`landmark.utils.measured`), and its number.
-OF_OTHER_KINDS = {
-    "Answers to prompts": ("answers", "accuracy"),
-    "Second copies of a text": ("copies", "second_copy"),
-    "Hidden tokens": ("hidden", "perplexity"),
 }
 
 
@@ -83,7 +76,6 @@ def _default_entity(config: Config) -> str:
 
 def _sections() -> "list[Section]":
     from wandb_workspaces.reports.v2.interface import (
-        BarPlot,
         Config,
         LinePlot,
         ParallelCoordinatesPlot,
@@ -93,24 +85,17 @@ def _sections() -> "list[Section]":
     )
     from wandb_workspaces.workspaces import Section
 
-    def over(key: str, metric: str) -> ScatterPlot:
-        return ScatterPlot(title=f"{metric} over {key}", x=Config(key), y=SummaryMetric(metric))
-
-    def by(key: str, metric: str) -> BarPlot:
-        title = f"{metric}, mean by {key}"
-        return BarPlot(title=title, metrics=[metric], groupby=Config(key), groupby_aggfunc="mean")
+    perplexity = SummaryMetric("perplexity")
 
     def lines(x: str, titles: dict[str, list[str]]) -> list[LinePlot]:
         return [LinePlot(title=title, x=x, y=list(metrics)) for title, metrics in titles.items()]
 
-    perplexity = SummaryMetric("perplexity")
     columns = [ParallelCoordinatesPlotColumn(Config(key), display_name=key) for key in (*CHOICES, *NUMBERS)]
     columns.append(ParallelCoordinatesPlotColumn(perplexity, display_name="perplexity"))
     panels = {
         "Perplexity over settings": [
             ParallelCoordinatesPlot(title="settings and perplexity", columns=columns),
-            *(over(key, "perplexity") for key in NUMBERS),
-            *(by(key, "perplexity") for key in CHOICES),
+            *(ScatterPlot(title=f"perplexity over {key}", x=Config(key), y=perplexity) for key in NUMBERS),
         ],
         "Perplexity by position in the segment": lines("segment/position", BY_POSITION),
         "Retrieval": [
@@ -118,10 +103,6 @@ def _sections() -> "list[Section]":
             ScatterPlot(title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=perplexity),
             *lines("layer/number", BY_LAYER),
         ],
-        **{
-            title: [over("eval.length", metric(kind, key)), by("retrieval.scorer", metric(kind, key))]
-            for title, (kind, key) in OF_OTHER_KINDS.items()
-        },
         "Training": lines("trainer/global_step", TRAINING),
     }
     return [Section(name=name, panels=list(made), is_open=True) for name, made in panels.items()]

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import landmark
 from landmark.cli.main import TASKS
@@ -23,9 +22,7 @@ def write_pair(folder: Path) -> None:
     (folder / "mine" / "experiment" / "pair.yaml").write_text("# @package _global_\n# Two rows. Of mine.\nname: pair\n")
 
 
-def test_cfg_shows_what_is_composed_and_the_version_is_ours(here):
-    shown = yaml.safe_load(here("--cfg", "job", "+experiment=table1_pg19", "retrieval.k=3").out)
-    assert (shown["name"], shown["retrieval"]["k"], next(iter(shown["rows"]))) == ("table1_pg19", 3, "plain_512")
+def test_the_version_is_ours(here):
     assert here("--version").out == f"landmark {landmark.__version__}\n"
 
 

@@ -27,8 +27,7 @@ train.steps=many → could not be converted to Integer
 size=huge → Available options in 'size': nano, paper, small
 task=generate "prompt=Where? (there)" → if it is a text, quote it twice: 'prompt="Where? (there)"'
 --experiment=x → --experiment=x: settings have no dashes, write +experiment=x
---info → --info: there is no such flag, only --config-dir, --cfg job, -m,
---cfg hydra → --cfg hydra: shows the settings of a job
+--info → --info: there is no such flag, only --config-dir, -m,
 --config-d=. task=status → --config-d=.: there is no such flag
 --config-name mine → --config-name: there is no such flag
 --config-dir nowhere task=status → --config-dir nowhere: is not a folder

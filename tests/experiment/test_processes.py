@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from landmark.experiment import runner
-from landmark.experiment.processes import for_team
 from landmark.experiment.runner import set_up_processor
 from landmark.utils.files import read_json
 from landmark.utils.hardware import hardware
@@ -22,7 +21,6 @@ from tests import configurations
 from tests.experiment.processes_case import part
 from tests.forked import TORCHRUN, Started, free_port
 from tests.together import exit_codes
-from tests.training.training_case import make_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +137,6 @@ def test_who_was_started_together(monkeypatch, variables, team):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert started_together() == team
-    assert for_team(make_config("transformer"), Team(5, 8, 4)).trainer.devices == 4
     assert Team(5, 8, 4).machines == 2
 
 

@@ -3,11 +3,13 @@
 All jobs are checked before the first begins, and one that fails does not end the others. Each job is named by its
 values of what is swept.
 
-`hydra/launcher` (submitit_slurm or submitit_local) and its settings are read from the command line alone. They
+`hydra/launcher` (joblib, submitit_slurm or submitit_local) and its settings are read from the command line alone. They
 are numbers and short texts: what would be a line of a script, a folder or code is no setting.
 """
 
+import ctypes
 import itertools
+import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -32,6 +34,7 @@ from landmark.utils.team import started_together
 from landmark.utils.trust import check_plain
 
 _GROUP = "hydra/launcher"
+_DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 _SHOWN = 5  # jobs that are named before the first begins
 _FROM_ZERO = ("gpus_per_node", "max_num_timeout", "signal_delay_s")
 
@@ -67,6 +70,22 @@ class Basic:
     def launch(self, jobs: Sequence[StartedJob], carry_out: CarryOut, logs: Path) -> list[Outcome]:
         """Carry out jobs. logs: a folder for what they print, where they are other processes."""
         return [attempt(job, carry_out) for job in jobs]
+
+
+@dataclass
+class Joblib(Basic):
+    """Processes of this machine, so many at a time; -1: as many as there are cores."""
+
+    n_jobs: int = 2
+
+    def launch(self, jobs: Sequence[StartedJob], carry_out: CarryOut, logs: Path) -> list[Outcome]:
+        import joblib
+
+        try:
+            done: Any = joblib.Parallel(self.n_jobs)(joblib.delayed(_Elsewhere(carry_out))(job) for job in jobs)
+        except RuntimeError as error:  # of a process that was killed, with which the others end
+            raise UserError(f"{_GROUP}: {in_one_line(error)}") from error
+        return list(done)
 
 
 @dataclass
@@ -133,6 +152,9 @@ class _Elsewhere:
         self.carry_out = carry_out
 
     def __call__(self, job: StartedJob) -> Outcome:
+        if job.launcher == "joblib" and sys.platform == "linux":
+            # Linux ends it with the command, even after SIGKILL; else it would go on with its job, alone.
+            ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
         open_streams()
         show_log()
         begin(job)
@@ -145,7 +167,7 @@ class _Elsewhere:
         return submitit.helpers.DelayedSubmission(self, job)
 
 
-LAUNCHERS = {"basic": Basic, "submitit_local": SubmititLocal, "submitit_slurm": SubmititSlurm}
+LAUNCHERS = {"basic": Basic, "joblib": Joblib, "submitit_local": SubmititLocal, "submitit_slurm": SubmititSlurm}
 
 
 def chosen(words: Sequence[str]) -> tuple[Basic, StartedJob]:
@@ -179,7 +201,7 @@ def _check_setting(whole: str, key: str, value: Any) -> None:
     if isinstance(value, str):
         check_plain(whole, value)
     least = 0 if key in _FROM_ZERO else 1
-    if isinstance(value, int) and not isinstance(value, bool) and value < least:
+    if isinstance(value, int) and not isinstance(value, bool) and value < least and (key, value) != ("n_jobs", -1):
         raise UserError(f"{whole}={value}: must be at least {least}")
 
 

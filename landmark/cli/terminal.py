@@ -23,7 +23,8 @@ WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 PLACE = {*WAY, errno.EEXIST, errno.ENOENT}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 # Packages, by the extra that has them.
-EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf", "submitit": "launchers"}
+EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf"}
+EXTRAS |= {"joblib": "launchers", "submitit": "launchers"}
 _HYDRA = Path(hydra.__file__).parent
 
 

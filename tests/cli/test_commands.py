@@ -58,8 +58,8 @@ def test_nothing_asked_for_shows_what_there_is(here):
 def test_a_missing_extra_is_named():
     error = ModuleNotFoundError("No module named 'transformers'", name="transformers")
     assert said(error) == "this needs the package transformers: pip install 'landmark[hf]'"
-    error = ModuleNotFoundError("No module named 'submitit'", name="submitit")
-    assert said(error) == "this needs the package submitit: pip install 'landmark[launchers]'"
+    error = ModuleNotFoundError("No module named 'joblib'", name="joblib")
+    assert said(error) == "this needs the package joblib: pip install 'landmark[launchers]'"
     assert said(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None  # a bug
 
 
@@ -136,10 +136,10 @@ def test_a_sweep_without_an_experiment_ends_in_a_table(tmp_path):
     assert {record["labels"]["row"] for record in records} == set(names)  # by which W&B knows them
 
 
-@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path, launcher):
     if launcher != "basic":
-        pytest.importorskip("submitit")
+        pytest.importorskip("joblib")
     for name in ("first", "last"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"a book, the {name} " * 400)

@@ -1,8 +1,12 @@
-"""Jobs beside each other: submitit's own processes for real, Slurm by a stand-in for its commands."""
+"""Jobs beside each other: submitit's own processes and joblib's for real, Slurm by a stand-in for its commands."""
 
 import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from tests.configurations import TINY
 from tests.forked import free_port, python
 
 pytest.importorskip("submitit")
+pytest.importorskip("joblib")
 ROOT = Path(__file__).parents[2]
 SBATCH = """#!/bin/bash
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
@@ -115,3 +120,28 @@ def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     assert "training for 2 steps" in first
     assert "training for 2 steps" not in second
     assert {file.name for file in folder.glob("*_result.pkl")} == {"7_0_result.pkl", "7_1_result.pkl"}
+
+
+def wait_for(found, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_of_joblib_end_with_the_command(tmp_path, number):
+    long = ["train.steps=100000", "train.log_every=1", "train.validate_every=100000", "task=train"]
+    arguments = ["-m", *TINY, f"output={tmp_path}", *long, "seed=1,2", "hydra/launcher=joblib"]
+    command = subprocess.Popen([sys.executable, "run.py", *arguments], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
+    workers = [each for each in children(command.pid) if "loky" in Path(f"/proc/{each}/cmdline").read_text()]
+    assert len(workers) >= 2
+    command.send_signal(number)
+    _, printed = command.communicate(timeout=60)
+    assert "Traceback" not in printed
+    wait_for(lambda: not any(os.path.exists(f"/proc/{each}") for each in workers))
+
+
+def children(process):
+    return [int(each) for file in Path(f"/proc/{process}/task").glob("*/children") for each in file.read_text().split()]

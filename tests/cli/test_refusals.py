@@ -50,12 +50,13 @@ seed=99999999999999999999 → seed=99999999999999999999: must be a number of at 
 -m TINY model=glob(lstm*) → glob(lstm*): matches nothing in conf/model
 -m TINY train.max_lr=interval(0,1) → train.max_lr=interval(0,1): has no list of
 TINY retrieval.k=1,2 → retrieval.k=1,2
-TINY hydra/launcher=submitit_local → hydra/launcher=submitit_local: is for sweeps, write -m
-SWEEP hydra/launcher=ray → hydra/launcher=ray: must be one of basic, submitit_local,
+TINY hydra/launcher=joblib → hydra/launcher=joblib: is for sweeps, write -m
+SWEEP hydra/launcher=ray → hydra/launcher=ray: must be one of basic, joblib,
+SWEEP hydra/launcher=joblib hydra.launcher.n_jobs=0 → n_jobs=0: must be at least 1
 SLURM hydra.launcher.nodes=0 → hydra.launcher.nodes=0: must be at least 1
 SLURM hydra.launcher.timeout_min=long → hydra.launcher.timeout_min=long: Value 'long'
 SWEEP hydra.launcher._target_=subprocess.run → Key '_target_' not in 'Basic'
-SWEEP hydra/launcher=basic,submitit_local → hydra/launcher=
+SWEEP hydra/launcher=basic,joblib → hydra/launcher=
 +hydra.job.env_set.LD_PRELOAD=evil.so → ONLY
 hydra.job.env_copy=[PATH] → ONLY
 hydra.job.env_set=${parts} "+parts.GIT_CONFIG_COUNT='1'" → ONLY
@@ -64,6 +65,7 @@ hydra.job_logging.handlers.console.class=os.system → ONLY
 hydra.searchpath=[pkg://proof] → ONLY
 SLURM "hydra.launcher.setup=['touch ran']" → Key 'setup' not in 'SubmititSlurm'
 SLURM +hydra.launcher.python=evil → Key 'python' not in 'SubmititSlurm'
+SWEEP hydra/launcher=joblib "hydra.launcher.pre_dispatch='1+1'" → Key 'pre_dispatch' not in 'Joblib'
 "+model.mine={_target_: os.system}" → unknown key model.mine
 name=${oc.env:SECRET} → Unsupported interpolation type oc.env
 'data.path='"'"'\\\\${oc.env:SECRET}'"'"'' → Unsupported interpolation type oc.env

@@ -95,7 +95,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: flo
     q: (B, H, T, d), of the last T of the keys. k, v: (B, H_kv, S, d). Without a gradient.
     """
     (_, heads, length, dim), before, parts = q.shape, k.shape[2] - q.shape[2], []
-    if {x.dtype for x in (q, k, v)} != {torch.bfloat16} or length < FEW_ROWS or not _has_units(q.device.type):
+    is_alike = {x.dtype for x in (q, k, v)} == {torch.bfloat16} and v.shape[3] == dim
+    if not is_alike or length < FEW_ROWS or not _has_units(q.device.type):
         return None
     grouped = q.reshape(-1, heads // k.shape[1], length, dim)
     for first in range(0, length, PART):

@@ -90,10 +90,11 @@ def _in_window(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    dropout: float = 0.0,
     **_: Any,
 ) -> Tensor | None:
     """What a layer with a sliding window returns of a cache's chunk, in which nothing is padding; None: not faster."""
-    if scaling is None or sliding_window is None or softcap is not None or s_aux is not None:
+    if scaling is None or sliding_window is None or softcap is not None or s_aux is not None or dropout:
         return None
     if isinstance(landmarks, LandmarkWindow) or (torch.is_grad_enabled() and query.requires_grad):
         return None

@@ -21,7 +21,7 @@ from landmark.attention.scoring import capped
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FEW_ROWS = 32  # for fewer, products gain little
-SCORES = 1 << 20  # made at a time: they stay in a processor's cache
+SCORES = 1 << 21  # made at a time: they stay in a processor's cache
 PART = 64  # queries of a window's part
 LARGEST_GRID = (1 << 16) - 1  # of CUDA, along the axes on which kernels have batch and heads
 WIDEST = 256  # numbers of a head in CUDA's flash kernels

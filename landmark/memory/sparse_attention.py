@@ -34,7 +34,7 @@ from torch import Tensor
 from landmark.attention.plain import attention_forward, merged
 from landmark.attention.scoring import capped
 
-GATHERED = {"cpu": 1 << 20}  # numbers of keys gathered together: on a CPU as many as fit into its cache
+GATHERED = {"cpu": 1 << 19}  # numbers of keys gathered together: on a CPU as many as fit into its cache
 GATHERED_ELSEWHERE = 1 << 28
 
 

@@ -160,8 +160,7 @@ def test_the_added_model_is_another_one_and_the_added_table_compares_its_rows(re
 
 def test_every_experiment_and_every_page_stand_in_the_readme():
     text = README.read_text(encoding="utf-8")
-    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
-    shown = set(re.findall(r"\[`\+experiment=(\w+)`\]\(\w+/\1/README\.md\)", rows))
+    shown = set(re.findall(r"\[`\+experiment=(\w+)`\]\(\w+/\1/README\.md\)", text))
     assert shown == {file.stem for file in (CONF / "experiment").glob("*.yaml")} - {"quickstart"}
     assert all(f"(docs/{page.name})" in text for page in {*PAGES, API} - {API.with_name("index.md")})
 

@@ -119,11 +119,21 @@ def load(
                 _fill(layer, tensors, counts, device_of(device, number))
                 if counts["added"] * (identity["model.block_size"] + 1) + layer.num_pending != content["position"]:
                     raise ValueError(f"layer {number} has not read position={content['position']}")
+                _check_shapes(layer, layer.store.summaries if counts["kept"] else {})
         except (UserError, torch.OutOfMemoryError):
             raise
         except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:  # RuntimeError: it is gone
             raise UserError(f"{path} is missing or damaged ({in_one_line(error)}): {REMEDY}") from error
     return content["position"], layers
+
+
+def _check_shapes(layer: LayerMemory, summaries: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where pending tokens (B, H, n, d) and summaries (B, H, blocks, d) do not fit each other."""
+    pending = layer.pending or ()
+    kinds = {(x.ndim, *x.shape[:2]) for x in [*layer.between.values(), *summaries.values()]}
+    sizes = {x.shape[3:] for x in [*pending, *summaries.values()]}
+    if len(kinds) > 1 or len(sizes) > 1 or len({x.shape for x in pending}) > 1:
+        raise ValueError("its tensors do not fit each other")
 
 
 def device_of(device: Place, layer: int) -> torch.device:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,14 @@ class Started:
 def python(*words: str, cwd: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Carry out `python WORDS` in a folder: a script, -m and a module, or -c and code. env: None: this process's."""
     return Started(list(words), cwd, os.environ if env is None else env).wait()
+
+
+def wait_for(found: Callable[[], object], seconds: float = 120) -> None:
+    """Until something is true."""
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until, f"it is not so after {seconds} seconds"
+        time.sleep(0.02)
 
 
 def hold(output: Path, kind: str, identity: str) -> BaseProcess:

@@ -79,14 +79,22 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, level: Tensor) -
         rows, keys, values, near = (x[first : first + together].view(together, *x.shape[1:]) for x in (q, k, v, level))
         step = max(1, SCORES // (together * k.shape[1]))
         for part, low in zip(rows.split(step, 1), near.split(step, 1), strict=True):
-            weights = torch.baddbmm(low.neg().expand(-1, -1, keys.shape[1]), part, keys.mT, alpha=scale).exp_()
-            total = weights.sum(-1, keepdim=True).float()
+            out, total = _weighted(low.neg().expand(-1, -1, keys.shape[1]), part, keys, values, scale)
             if total.isinf().any():
                 return None
-            out = weights @ values / total.clamp_min(torch.finfo(total.dtype).tiny)
-            parts.append((out.to(q.dtype), low + total.log()))
+            parts.append((out, low + total.log()))
     out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 1) for x in zip(*parts, strict=True))
     return out.view(shape), lse.view(shape[:3])
+
+
+def _weighted(base: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention (n, T, d) with the scores base + scale · q·k, and the sums (n, T, 1) of their exponentials, in float32.
+
+    base: (n, T, S), which is added before scores are rounded. q: (n, T, d). k, v: (n, S, d).
+    """
+    weights = torch.baddbmm(base, q, k.mT, alpha=scale).exp_()
+    total = weights.sum(-1, keepdim=True).float()
+    return (weights @ v / total.clamp_min(torch.finfo(total.dtype).tiny)).to(q.dtype), total
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float) -> Tensor | None:
@@ -95,8 +103,9 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: flo
     q: (B, H, T, d), of the last T of the keys. k, v: (B, H_kv, S, d). Without a gradient.
     """
     (_, heads, length, dim), before, parts = q.shape, k.shape[2] - q.shape[2], []
-    is_alike = {x.dtype for x in (q, k, v)} == {torch.bfloat16} and v.shape[3] == dim
-    if not is_alike or length < FEW_ROWS or not _has_units(q.device.type):
+    if length < FEW_ROWS or {x.dtype for x in (q, k, v)} != {torch.bfloat16} or v.shape[3] != dim:
+        return None
+    if not _has_units(q.device.type):
         return None
     grouped = q.reshape(-1, heads // k.shape[1], length, dim)
     for first in range(0, length, PART):
@@ -106,9 +115,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: flo
         rows, hidden = part.flatten(1, 2), _outside(window, before + first - start, part.shape[2], stop - start)
         scores = torch.baddbmm(rows.new_zeros(()), rows, keys.mT, beta=0, alpha=scale).view(*part.shape[:3], -1)
         highest = scores.masked_fill_(hidden, -torch.inf).amax(-1, keepdim=True)
-        weights = torch.where(hidden, -torch.inf, -highest).flatten(1, 2).baddbmm_(rows, keys.mT, alpha=scale).exp_()
-        out = weights @ values / weights.sum(-1, keepdim=True).float()
-        parts.append(out.to(q.dtype).view(part.shape))
+        out, _ = _weighted(torch.where(hidden, -torch.inf, -highest).flatten(1, 2), rows, keys, values, scale)
+        parts.append(out.view(part.shape))
     return torch.cat(parts, 2).view(q.shape)
 
 

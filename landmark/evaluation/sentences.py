@@ -57,7 +57,11 @@ def evaluate_sentences(
             validation = asked_blocks(streams["validation"], tokenizer, config, model.config.block_size)
             heads = results["heads"] = _best_heads(scored(validation.ids), validation)
             by_head = scored(asked.ids, heads)
-            score = lambda text: torch.stack([*by_head(text).values()]).mean(0)  # noqa: E731
+
+            def score_of_heads(text: str) -> Tensor:
+                return torch.stack([*by_head(text).values()]).mean(0)
+
+            score = score_of_heads
         ranks = results["ranks"] = []
         for query, wanted in zip(asked.queries, asked.wanted, strict=True):
             ranks.append(_rank(score(query), wanted))

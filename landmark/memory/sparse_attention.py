@@ -152,8 +152,8 @@ def read_tiles(
         level = local[1].reshape(caches, groups, -1)
         out, lse = attention_forward(grouped.flatten(2, 3), *windows, scale=how.scale, softcap=how.softcap, level=level)
         local = merged((out.reshape(local[0].shape), lse.reshape(local[1].shape)), local)
-    local = [x.unflatten(0, (caches, groups)).unflatten(3, (tiles, how.tile)).transpose(2, 3) for x in local]
-    local = local[0].reshape(rows.shape), local[1].reshape(rows.shape[:3])
+    own = [x.unflatten(0, (caches, groups)).unflatten(3, (tiles, how.tile)).transpose(2, 3) for x in local]
+    local = own[0].reshape(rows.shape), own[1].reshape(rows.shape[:3])
     asks = None
     if how.tile > 1 and asking != (0, groups * size):
         asks = torch.arange(groups * size, device=rows.device)
@@ -169,8 +169,8 @@ def read_tiles(
         if text.moves is not None:
             keys = text.moves(keys, _moved(chosen, far[part], how))
         keys, values = keys.flatten(2, 3), values.flatten(2, 3)
-        near = {"scale": how.scale, "softcap": how.softcap, "level": local[1][:, part]}
-        parts.append((*attention_forward(rows[:, part], keys, values, **near), chosen))
+        scoring = {"scale": how.scale, "softcap": how.softcap, "level": local[1][:, part]}
+        parts.append((*attention_forward(rows[:, part], keys, values, **scoring), chosen))
     out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
     return *merged((out, lse), local), chosen
 

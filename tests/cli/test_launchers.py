@@ -6,14 +6,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from landmark.utils.files import read_json
 from tests.configurations import TINY
-from tests.forked import free_port, python
+from tests.forked import free_port, python, wait_for
 
 pytest.importorskip("submitit")
 pytest.importorskip("joblib")
@@ -120,13 +119,6 @@ def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     assert "training for 2 steps" in first
     assert "training for 2 steps" not in second
     assert {file.name for file in folder.glob("*_result.pkl")} == {"7_0_result.pkl", "7_1_result.pkl"}
-
-
-def wait_for(found, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -1,7 +1,5 @@
 """The page in a real Chromium: clicks, keys and searches show the values of the trace."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from landmark.huggingface import wrap
 from landmark.inspector.page import render, token_texts
 from landmark.inspector.trace import NO_BLOCK, Trace, trace_retrieval
 from landmark.models.pretrained import Pretrained
+from tests.forked import wait_for
 from tests.huggingface.conftest import make_model, make_tokenizer
 from tests.inspector.conftest import BLOCK, HEADS, LOCAL, TOKENIZER, model_of
 
@@ -37,10 +36,7 @@ def opened(browser, page):
 
 
 def wait(browser, script="return document.body.getAttribute('aria-busy') === 'false'"):
-    until = time.monotonic() + 30
-    while not browser.js(script):
-        assert time.monotonic() < until, "the page is not ready"
-        time.sleep(0.02)
+    wait_for(lambda: browser.js(script), 30)
 
 
 def test_errors_and_requests_are_noticed(browser, tmp_path):

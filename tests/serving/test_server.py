@@ -3,7 +3,6 @@
 import gc
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,6 +15,7 @@ from landmark.huggingface import PrefixCache
 from landmark.serving import answering
 from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
+from tests.forked import wait_for
 from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
 
@@ -194,9 +194,6 @@ def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, 
                 events = stream.iter_bytes()  # httpx closes the stream when nothing holds this
                 next(events)
                 assert [kept.in_use for kept in made[0]._kept] == [True]
-            until = time.monotonic() + 30
-            while made[0]._kept[0].in_use:
-                assert time.monotonic() < until, "it is still in use"
-                time.sleep(0.02)
+            wait_for(lambda: not made[0]._kept[0].in_use, 30)
     finally:
         gc.enable()

@@ -46,10 +46,12 @@ def moved(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
     frequencies: (r/2,), radians a position, of the pairs of channels i and i + r/2; the other channels do not turn.
     """
     angles = distances[..., None, None].double() * frequencies.to(keys.device).double()
-    exact = torch.promote_types(keys.dtype, torch.float32)
-    cos, sin = angles.cos().to(exact), angles.sin().to(exact)
-    first, second, rest = keys.split([len(frequencies)] * 2 + [keys.shape[-1] - 2 * len(frequencies)], -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest.to(exact)], -1).to(keys.dtype)
+    exact, pairs = keys.to(torch.promote_types(keys.dtype, torch.float32)), len(frequencies)
+    cos, sin = angles.cos().to(exact.dtype), angles.sin().to(exact.dtype)
+    first, second, out = exact[..., :pairs], exact[..., pairs : 2 * pairs], exact.clone()
+    out[..., :pairs].mul_(cos).addcmul_(second, sin, value=-1)
+    out[..., pairs : 2 * pairs].mul_(cos).addcmul_(first, sin)
+    return out.to(keys.dtype)
 
 
 class SummaryMemory:

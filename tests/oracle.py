@@ -141,13 +141,12 @@ def with_means(k: np.ndarray, block_size: int, phase: int = 0, share: float = 1.
 class Selector:
     """Which of n blocks each query reads.
 
-    granularity, second_look (m), newest (n): as the settings of these names.
+    granularity, second_look (m): as the settings of these names.
     """
 
     k: int
     granularity: str = "per_token_and_head"
     second_look: int | None = None
-    newest: int = 0
 
     def choose(self, scores: np.ndarray, exact: np.ndarray, kv_heads: int) -> list[list[list[int]]]:
         """Numbers of blocks, ascending, of each head and query.
@@ -158,8 +157,6 @@ class Selector:
             kv_heads: groups of heads of "per_token_and_group".
         """
         heads, queries, count = scores.shape
-        newest = list(range(max(0, count - self.newest), count))
-        older = [n for n in range(count) if n not in newest]
         looks = self.second_look is not None and min(self.second_look, count) > self.k
         likely = np.array([[softmax(row) for row in of_head] for of_head in scores]).reshape(scores.shape)
         chosen = []
@@ -173,18 +170,17 @@ class Selector:
                 if looks:
                     rank = np.full(count, -np.inf)
                     for other in range(first, last):
-                        own = likely[of_heads, other].max(0)
-                        own = self._best(own, older, self.second_look - len(newest)) + newest
+                        own = self._best(likely[of_heads, other].max(0), self.second_look)
                         for head in of_heads:
                             rank[own] = np.maximum(rank[own], np.log(softmax(exact[head, other, own])))
-                of_head.append(sorted(self._best(rank, older, self.k - len(newest)) + newest))
+                of_head.append(sorted(self._best(rank, self.k)))
             chosen.append(of_head)
         return chosen
 
     @staticmethod
-    def _best(rank: np.ndarray, among: list[int], count: int) -> list[int]:
-        """Those with the highest rank; among equal ones the newer."""
-        return sorted(among, key=lambda n: (rank[n], n), reverse=True)[: max(0, count)]
+    def _best(rank: np.ndarray, count: int) -> list[int]:
+        """Blocks with the highest rank; among equal ones the newer."""
+        return sorted(range(len(rank)), key=lambda n: (rank[n], n), reverse=True)[:count]
 
     @staticmethod
     def _group(head: int, heads: int, kv_heads: int) -> list[int]:

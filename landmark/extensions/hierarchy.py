@@ -44,7 +44,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.window_batch import most_blocks
 
 SETTINGS = ("model.fan_out", "model.levels")
-_FIXED = ("granularity", "scorer", "rerank", "recent", "first", "index", "max_blocks")  # of a memory, as by default
+_FIXED = ("granularity", "scorer", "rerank", "first", "index", "max_blocks")  # of a memory, as by default
 
 
 def check(config: Config) -> None:

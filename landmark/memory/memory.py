@@ -368,12 +368,12 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
         return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     tied = (0,) if objects.setdefault("keys", Keys()).landmark == "token" else ()
-    best = Best(settings.granularity, tied, settings.recent)
+    best = Best(settings.granularity, tied)
     selectors: dict[str, Selector] = {
         "landmark": best,
         "recent": Newest(settings.granularity),
         "random": Random(settings.granularity, settings.seed),
-        "mean_key": MeanKeys(settings.granularity, settings.recent),
+        "mean_key": MeanKeys(settings.granularity),
         "given": Given(settings.granularity),
     }
     selector = selectors[settings.scorer]

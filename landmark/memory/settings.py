@@ -49,7 +49,6 @@ class MemorySettings:
         about="blocks with the best scores, of which k are taken by their tokens too "
         "([why](beyond_the_paper.md#a-second-look))",
     )
-    recent: int = setting(0, key="retrieval.recent", least=0, about="newest blocks that are always among the k")
     first: int = setting(0, key="retrieval.first", least=0, about="without landmarks: first blocks, always among the k")
     max_blocks: int | None = setting(
         None, key="memory.blocks", about="most blocks of a layer, the oldest are dropped first (`null`: all)"
@@ -127,17 +126,15 @@ class MemorySettings:
         k, rerank, blocks, has_landmarks = self.k, self.rerank, self.max_blocks, self.window is None
         by_index, by_score = self.index != "exact", self.scorer in ("landmark", "mean_key")
         ranker, grained = self.shown("index" if by_index else "scorer"), self.shown("granularity")
-        few, many = f"is less than retrieval.k={k}", f"is more than retrieval.k={k}, of which they are a part"
+        few = f"is less than retrieval.k={k}"
         alone, without = self.granularity == "per_token_and_head", "is for texts without landmarks"
         together, in_groups = not self.granularity.startswith("per_token_and_"), self.granularity == GRANULARITIES[1]
         return [
             ("max_blocks", blocks is not None and blocks < max(k, 1), few),
             ("rerank", rerank is not None and rerank < k, few),
-            ("recent", self.recent > k, many),
-            ("first", self.first > k, many),
+            ("first", self.first > k, f"is more than retrieval.k={k}, of which they are a part"),
             ("rerank", rerank is not None and not by_score, f"looks again at the best blocks, and {ranker} has none"),
             ("rerank", rerank is not None and together, f"chooses for each query, and head or group, not {grained}"),
-            ("recent", self.recent and (by_index or not by_score), f"does not go with {ranker}"),
             ("first", self.first and has_landmarks, without),
             ("index", by_index and self.scorer != "landmark", f"ranks by landmarks, not {self.shown('scorer')}"),
             ("index", by_index and not alone, f"chooses for each query and head, not {grained}"),
@@ -147,7 +144,6 @@ class MemorySettings:
             ("cutoff", self.cutoff and not has_landmarks, "the text has no landmarks, and no context miss token"),
             ("dense", self.dense is not None and has_landmarks, without),
             ("granularity", not has_landmarks and not in_groups, "without landmarks set per_token_and_group"),
-            ("recent", self.recent and not has_landmarks, "the last tokens are read anyway: set memory.window"),
             ("max_blocks", blocks is not None and not has_landmarks, "without landmarks all keys are kept"),
         ]
 

@@ -32,8 +32,7 @@ def can_step(memory: Any, q: Tensor) -> bool:
     if kinds != (Memory, Best, Stingy) or memory.store.tier != "device" or memory.observer is not None:
         return False
     plain_keys = memory.keys.offset == 0 and memory.keys.landmark == "token"
-    alone = memory.select.granularity in ALONE and not memory.select.newest
-    if not plain_keys or not alone or memory.k > MOST_BLOCKS or q.dtype not in DTYPES:
+    if not plain_keys or memory.select.granularity not in ALONE or memory.k > MOST_BLOCKS or q.dtype not in DTYPES:
         return False
     computes = has_kernel(memory.gate, memory.scoring)
     return computes and backend_for(memory.backend, q, memory.block_size, computes) == "triton"

@@ -278,7 +278,6 @@ def test_other_memories_read_by_themselves():
     assert not can_step(Memory(5, backend="triton"), q.double())
     for other in (
         {"select": Newest("per_head")},
-        {"select": Best(newest=1)},
         {"select": Best("per_token")},
         {"positions": TruePositions()},
         {"store": Store(tier="cpu")},

@@ -26,7 +26,6 @@ CASES = all_pairs(
         "max_blocks": [None, 3, 5],
         "granularity": GRANULARITIES,
         "rerank": [None, 3, 5],
-        "recent": [0, 1],
         "heads": [(1, 1), (4, 2), (2, 1)],
         "layer": [0, 1],  # in the first layer all landmarks are one vector
         "mapping": ["stingy", "true"],
@@ -41,7 +40,6 @@ CASES = all_pairs(
         (case["rerank"] is None or case["granularity"].startswith("per_token_and_"))
         and (case["max_blocks"] is None or case["max_blocks"] >= case["k"])
         and (case["rerank"] is None or case["rerank"] >= case["k"])
-        and case["recent"] <= case["k"]
         and not (case["layer"] == 0 and case["landmark"] == "mean")
     ),
     times=2,
@@ -62,7 +60,7 @@ def test_memory_equals_plain_loops(case):
     has_cmt, extra = isinstance(case["extra"], float), None
     if case["extra"] is not None:
         extra = ContextMiss(place[:kv_heads]) if has_cmt else Sinks(place[:, 0])
-    names = "k", "max_blocks", "granularity", "rerank", "recent", "mapping"
+    names = "k", "max_blocks", "granularity", "rerank", "mapping"
     memory = new_memory(
         block_size,
         **{name: case[name] for name in names},
@@ -78,7 +76,7 @@ def test_memory_equals_plain_loops(case):
     wide_k = np.stack([oracle.offset_keys(keys, channels, block_size) for keys in wide_k])
     reader = oracle.Memory(
         block_size,
-        oracle.Selector(case["k"], case["granularity"], case["rerank"], case["recent"]),
+        oracle.Selector(case["k"], case["granularity"], case["rerank"]),
         max_blocks=case["max_blocks"],
         true_positions=case["mapping"] == "true",
         tied=case["layer"] == 0 and case["mapping"] == "stingy",

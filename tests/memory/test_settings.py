@@ -34,8 +34,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
             {"rerank": 8, "scorer": "recent"},
             "rerank=8: looks again at the best blocks, and retrieval.scorer=recent has",
         ),
-        ({"recent": 5}, "retrieval.recent=5: is more than retrieval.k=4"),
-        ({"recent": 1, "scorer": "random"}, "retrieval.recent=1: does not go with retrieval.scorer=random"),
         ({"first": 1}, "retrieval.first=1: is for texts without landmarks"),
         ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
         ({"index": "faiss", "granularity": "per_token"}, "memory.index=faiss: chooses for each query and head, not"),

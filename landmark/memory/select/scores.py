@@ -28,9 +28,7 @@ def newest_ages(question: Question, k: int, granularity: str) -> Tensor:
     return ages.expand(*question.sets(granularity), count)
 
 
-def best_of_summaries(
-    question: Question, k: int, summaries: Tensor, granularity: str, newest: int = 0, is_tied: bool = False
-) -> Tensor:
+def best_of_summaries(question: Question, k: int, summaries: Tensor, granularity: str, is_tied: bool = False) -> Tensor:
     """The ages of the k best blocks, as a selector returns them.
 
     summaries: (B, H_kv, capacity, d). is_tied: whether all blocks without a lag of their own have the same score.
@@ -39,8 +37,7 @@ def best_of_summaries(
     count, sets = min(k, len(store)), question.sets(granularity)
     if count == len(store):
         return newest_ages(question, k, granularity)
-    alone = granularity == "per_token_and_head" and not newest
-    has_kernel = alone and question.softcap is None and summaries.dtype == torch.float32
+    has_kernel = granularity == "per_token_and_head" and question.softcap is None and summaries.dtype == torch.float32
     few = count <= MOST_BLOCKS and not (is_tied and count + question.lags.own > LANDMARKS)
     if question.backend == "triton" and has_kernel and few:
         from landmark.memory.select.scores_kernels import top_k_landmarks
@@ -65,13 +62,8 @@ def best_of_summaries(
         elif granularity != "per_token_and_head":
             of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
             scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
-        chosen[:, of_heads, part] = best_ages(preferring(scores, ages, newest), ages, count)
+        chosen[:, of_heads, part] = best_ages(scores, ages, count)
     return chosen.sort(-1, descending=True).values
-
-
-def preferring(scores: Tensor, ages: Tensor, newest: int) -> Tensor:
-    """The scores (…, n), ∞ for the newest blocks, which are read whatever they score. ages: (n,) or (…, n)."""
-    return scores.masked_fill(ages <= newest, math.inf) if newest else scores
 
 
 def scores_of(queries: Tensor, keys: Tensor, softcap: float | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landmark.memory.layer import Question
 from landmark.memory.reading import weights_of_blocks
-from landmark.memory.select.scores import best_ages, best_in_order, best_of_summaries, newest_ages, preferring
+from landmark.memory.select.scores import best_ages, best_in_order, best_of_summaries, newest_ages
 from landmark.memory.store.block_store import Summary, mean_keys
 
 
@@ -22,12 +22,10 @@ class Selector:
     granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks;
         "per_token_and_group": the heads that share keys share a set; "per_token": all heads share a set; "per_head":
         the queries of a chunk share a set.
-    newest: of the k blocks so many are the newest, whatever they score.
     summaries: what a store must have of each block besides keys, values and landmark, and makes of its keys, by name.
     """
 
     granularity: str
-    newest: int = 0
     summaries: Mapping[str, Summary] = MappingProxyType({})
 
     def choose(self, question: Question, k: int) -> Tensor:
@@ -49,15 +47,13 @@ class Best(Selector):
 
     granularity: str = "per_token_and_head"
     tied_layers: tuple[int, ...] = (0,)
-    newest: int = 0
 
     def is_tied(self, question: Question) -> bool:
         """Whether all older blocks have the same score."""
         return question.layer in self.tied_layers and question.lags.own > 0
 
     def choose(self, question: Question, k: int) -> Tensor:
-        landmarks, is_tied = question.store.landmarks, self.is_tied(question)
-        return best_of_summaries(question, k, landmarks, self.granularity, self.newest, is_tied)
+        return best_of_summaries(question, k, question.store.landmarks, self.granularity, self.is_tied(question))
 
 
 @dataclass(frozen=True)
@@ -115,11 +111,10 @@ class MeanKeys(Selector):
     """Reads the k blocks whose mean key has the highest score, as MoBA and InfLLM do; as an ablation of landmarks."""
 
     granularity: str = "per_token_and_head"
-    newest: int = 0
     summaries = MappingProxyType({"means": mean_keys})
 
     def choose(self, question: Question, k: int) -> Tensor:
-        return best_of_summaries(question, k, question.store.summaries["means"], self.granularity, self.newest)
+        return best_of_summaries(question, k, question.store.summaries["means"], self.granularity)
 
 
 class SecondLook(Selector):
@@ -133,7 +128,7 @@ class SecondLook(Selector):
 
     def __init__(self, proposed: int, inner: Selector):
         self.proposed, self.inner = proposed, inner
-        self.granularity, self.newest, self.summaries = inner.granularity, inner.newest, inner.summaries
+        self.granularity, self.summaries = inner.granularity, inner.summaries
 
     def choose(self, question: Question, k: int) -> Tensor:
         ages = self.inner.choose(question, self.proposed)
@@ -143,4 +138,4 @@ class SecondLook(Selector):
         scores = weights_of_blocks(question, ages, selected)
         if ages.shape[1] < scores.shape[1]:  # shares, of which the highest of the heads that choose together counts
             scores = scores.log_softmax(-1).unflatten(1, (ages.shape[1], -1)).amax(2)
-        return best_in_order(preferring(scores, ages, self.newest).flip(-1), ages.flip(-1), k)
+        return best_in_order(scores.flip(-1), ages.flip(-1), k)

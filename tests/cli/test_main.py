@@ -33,17 +33,6 @@ def test_table_trains_each_run_once_and_evaluates_each_row_and_a_second_start_on
     assert len(work.evaluated) == 6
 
 
-def test_interrupted_table_goes_on_where_it_stopped(work):
-    work.fail_at = "xl_2048"
-    with pytest.raises(KeyboardInterrupt):
-        work("+experiment=table1_pg19")
-    assert work.evaluated == ["plain_512", "plain_360", "landmark_512"]
-    work.fail_at = None
-    work("+experiment=table1_pg19")
-    assert work.trained == []  # Transformer-XL was trained before it was interrupted
-    assert (len(work.evaluated), work.evaluated[0]) == (10, "xl_2048")
-
-
 @pytest.mark.parametrize("error", [OverflowError("math range error"), Diverged("diverged: the loss became nan")])
 def test_a_row_that_diverges_does_not_end_the_table(work, capsys, error):
     work.fail_at, work.error = "plain_360", error
@@ -95,6 +84,12 @@ def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(
         work("model=landmark", "eval.task=copy", "eval.length=96")
     said = capsys.readouterr().out
     assert re.search(r"single: first copy \d\.\d{4} ± \S+, second copy \d\.\d{4} ± \S+, from its record", said)
+
+
+def test_experiments_of_one_sweep_share_a_training(work, here):
+    done = here("-m", "+experiment=table2_granularity,sweep_k_local", *work.common, "task=evaluate")
+    assert done.code == 0, done.err
+    assert sorted(work.trained) == ["landmark", "transformer", "transformer_xl"]
 
 
 def test_seeds_train_a_run_each(work, capsys):
@@ -230,12 +225,3 @@ def test_task_table_reads_records_only_and_names_the_first_rows_that_are_missing
     assert "xl_2048" in said[said.index("have no record yet") :]
     assert "landmark_2048_k4 is better than plain_512" in said
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
-
-
-def test_one_row_is_evaluated_without_a_table(work):
-    work("+experiment=sweep_k_local", "row=k2_local150")
-    assert work.evaluated == ["k2_local150"]
-    assert not (work.output / "tables").exists()
-    work("+experiment=sweep_k_local")
-    assert len(work.evaluated) == 13
-    assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from landmark.config import to_config
 from landmark.config.saved import trained_with, write_launch
 from landmark.experiment.jobs import find_run, with_settings_of_run
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_json
+from landmark.utils.files import write_json
 from tests.configurations import compose_conf
 from tests.forked import hold
 
@@ -156,54 +157,35 @@ def test_a_run_is_named_or_those_that_are_there(output, monkeypatch, tmp_path_fa
         find_run("aaa", output)
 
 
-def test_the_settings_of_a_run_need_not_be_typed(output):
-    words = ["size=nano", "tokenizer=bytes", "data=stdlib", "model=landmark", "train.steps=7"]
-    trained = to_config(compose_conf(words))
+def test_the_settings_of_a_run_need_not_be_typed_but_for_those_of_reading_it(output):
+    words = ["size=nano", "tokenizer=bytes", "data=stdlib", "train.steps=7", "cmt=on", "positions=jumps"]
+    reading = ["cmt.cutoff=0.3", "positions.mapping=true", "model.backend=reference"]
+    trained = to_config(compose_conf([*words, *reading]))
     write_launch(output / "runs" / "landmark-stdlib-nano-bbb", trained)
 
     def asked(*words):
-        words = [f"output={output}", *words]
+        words = [f"output={output}", "prompt=a", *words]
         return with_settings_of_run(to_config(compose_conf(words)), words)
 
-    read = asked("task=generate", "prompt=a", "run=latest")
-    for each in ("size", "tokenizer", "model", "train"):
-        assert getattr(read, each) == getattr(trained, each)
-    assert read.data.name == "stdlib"
-    assert read.eval.tokens == trained.eval.tokens
-    own = asked("task=generate", "prompt=a", "run=latest", "tokenizer=gpt2", "model.backend=reference", "eval.tokens=5")
+    read = asked("task=generate", "run=latest")
+    assert (read.size, read.tokenizer, read.train) == (trained.size, trained.tokenizer, trained.train)
+    assert read.model == replace(trained.model, backend="auto")
+    assert (read.data.name, read.eval.tokens) == ("stdlib", trained.eval.tokens)
+    assert (read.cmt.enabled, read.cmt.cutoff) == (True, 0.0)
+    assert (read.positions.p_jump, read.positions.mapping) == (100, "stingy")
+    given = ["tokenizer=gpt2", "model.backend=reference", "eval.tokens=5", "cmt.cutoff=0.5", "positions.mapping=true"]
+    own = asked("task=generate", "run=latest", *given)
     assert (own.tokenizer.name, own.model.backend, own.eval.tokens) == ("gpt2", "reference", 5)
-    assert own.model.num_layers == trained.model.num_layers
-    again = asked("+experiment=table1_pg19", "task=inspect", "prompt=a", "run=latest")  # the last command, and a task
-    assert (again.rows, again.model) == ({}, trained.model)
-    assert asked("task=generate", "prompt=a", "run=aaa").size == "paper"  # an early run's folder does not say
+    assert (own.model.num_layers, own.cmt.enabled) == (trained.model.num_layers, True)
+    assert (own.cmt.cutoff, own.positions.mapping) == (0.5, "true")
+    again = asked("+experiment=table1_pg19", "task=inspect", "run=latest")  # the last command, and a task
+    assert (again.rows, again.model) == ({}, read.model)
+    assert asked("task=generate", "run=aaa").size == "paper"  # an early run's folder does not say
 
 
-def test_how_a_run_is_read_is_not_that_of_the_row_that_trained_it(output):
-    words = ["size=nano", "data=stdlib", "cmt=on", "positions=jumps", "model.backend=reference"]
-    reading = ["cmt.cutoff=0.3", "positions.mapping=true"]
-    write_launch(output / "runs" / "landmark-stdlib-nano-bbb", to_config(compose_conf([*words, *reading])))
-
-    def asked(*words):
-        words = [f"output={output}", "task=generate", "prompt=a", "run=latest", *words]
-        return with_settings_of_run(to_config(compose_conf(words)), words)
-
-    plain = asked()
-    assert (plain.cmt.enabled, plain.positions.p_jump) == (True, 100)  # the training's
-    assert plain.cmt.cutoff == 0.0
-    assert (plain.positions.mapping, plain.model.backend) == ("stingy", "auto")
-    own = asked("cmt.cutoff=0.5", "positions.mapping=true")
-    assert (own.cmt.enabled, own.cmt.cutoff, own.positions.mapping) == (True, 0.5, "true")
-
-
-@pytest.mark.parametrize(("group", "name"), [("model", "block_ends"), ("retrieval", "query_window"), (None, "team")])
-def test_a_run_of_a_setting_that_was_removed_is_refused_in_one_line(output, group, name):
-    folder = output / "runs" / "landmark-stdlib-nano-bbb"
-    write_launch(folder, to_config(compose_conf(["size=nano"])))
-    launch = read_json(folder / "launch.json")
-    launch["config"].setdefault(group, {}) if group else None
-    (launch["config"][group] if group else launch["config"])[name] = 3
-    write_json(folder / "launch.json", launch)
-    key = f"{group}.{name}" if group else name
+@pytest.mark.parametrize(("key", "config"), [("model.block_ends", {"model": {"block_ends": 3}}), ("team", {"team": 3})])
+def test_a_run_of_a_setting_that_was_removed_is_refused_in_one_line(tmp_path, key, config):
+    write_json(tmp_path / "launch.json", {"config": config})
     with pytest.raises(UserError, match=rf"launch\.json: {key}=3: there is no such setting; .*tried.md") as error:
-        trained_with(folder)
+        trained_with(tmp_path)
     assert "\n" not in str(error.value)

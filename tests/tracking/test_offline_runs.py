@@ -74,6 +74,7 @@ def test_a_row_has_its_perplexity_by_position_and_its_retrieval_by_layer(offline
         assert mean == pytest.approx(results["nll"])
         assert run.series("segment/perplexity") == pytest.approx([math.exp(nll) for nll in run.series("segment/nll")])
         assert run.summary["perplexity"] == results["perplexity"]
+        assert {"segments", "memory/drop_rates"}.isdisjoint(run.metrics)
         assert run.summary["memory/drop_rate"] == results["memory"]["drop_rate"]
         assert run.summary["retrieval/distinct_blocks"] == results["retrieval"]["distinct_blocks"]
         assert run.series("layer/number") == [0, 1]
@@ -98,7 +99,6 @@ def test_artifacts_lead_from_the_text_to_the_table_streams_are_referred_to_and_w
     (name,) = (name for name in table.logged if name.startswith("table-"))
     assert name == "table-figure5_unique_blocks-nano-pg19-bytes"
     assert {entry.path.rpartition(".")[2] for entry in table.logged[name].manifest.contents} == {"csv", "md", "png"}
-    training = offline.train[0]
     (stream,), (model,) = training.used.values(), training.logged.values()
     streams = {entry.path: entry for entry in stream.manifest.contents if entry.path.endswith(".bin")}
     assert set(streams) == {"train.bin", "validation.bin", "test.bin"}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -57,61 +57,27 @@ def test_online_only_with_a_key_and_as_the_settings_say(settings, environment, l
     assert mode(LoggerConfig(**settings)) == expected
 
 
-@pytest.fixture
-def opened_runs(monkeypatch):
-    """Replaces wandb.init; its calls, as settings and the run returned."""
-    opened = []
-
-    def init(**settings):
-        opened.append((settings, mock.Mock(dir="nowhere/files", offline=True)))
-        return opened[-1][1]
-
-    monkeypatch.setattr(wandb, "init", init)
-    return opened
+CORPUS = SimpleNamespace(split=lambda name: SyntheticSplit("0123456789abcdef"))
 
 
-class Corpus:
-    def split(self, name):
-        return SyntheticSplit("0123456789abcdef")
+def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, tmp_path):
+    training = Tracker().training(configure(f"output={tmp_path}"), "run", corpus=CORPUS, folder=tmp_path / "mine")
+    with pytest.raises(ZeroDivisionError), training as made:
+        made.append(1 / 0)
+    (found,) = read_offline(tmp_path)
+    assert (found.exit_code, found.job_type, found.identity) == (1, "train", "run")
+    assert (list(found.used), list(found.logged)) == (["stream-0123456789"], [])
 
 
-def test_row_is_logged_even_if_an_artifact_fails(configure, make_record, opened_runs, tmp_path, caplog):
-    config = configure(f"output={tmp_path}")
-    record = make_record(config, "a", 12.0)
-    record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    Tracker().row(config, record, Records(tmp_path).path("rows", record["id"]))
-    settings, fake = opened_runs[0]
-    assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "single", "evaluate")
-    assert (settings["mode"], settings["resume"]) == ("offline", "allow")
-    fake.finish.assert_called_once_with(exit_code=0)
-    logged = fake.log.call_args_list[0].args[0]
-    assert (logged["perplexity"], logged["memory/drop_rate"]) == (12.0, 0.25)
-    assert {"segments", "memory/drop_rates"}.isdisjoint(logged)
-    assert f"{record['id']}.json" in caplog.text  # the record was not written
-
-
-def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path):
-    def crash():
-        with Tracker().training(configure(f"output={tmp_path}"), "run", corpus=Corpus(), folder=tmp_path) as made:
-            return len(made) / 0
-
-    with pytest.raises(ZeroDivisionError):
-        crash()
-    ((settings, fake),) = opened_runs
-    assert (settings["job_type"], settings["name"]) == ("train", tmp_path.name)
-    fake.finish.assert_called_once_with(exit_code=1)
-    assert [call.args[0].name for call in fake._log_artifact.call_args_list] == ["stream-0123456789"]
-    fake.log_artifact.assert_not_called()
-
-
-def test_nothing_is_opened_without_need(configure, make_record, opened_runs, tmp_path, monkeypatch):
-    config = configure("logger=csv")
+def test_nothing_is_opened_without_need(configure, make_record, tmp_path, monkeypatch):
+    config = configure("logger=csv", f"output={tmp_path}")
     Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
     Tracker().table(config, "id", ["a"], [[1]], [], [])
     monkeypatch.setenv("RANK", "1")
-    with Tracker().training(configure(), "run", corpus=Corpus(), folder=tmp_path) as made:
+    config = configure(f"output={tmp_path}")
+    with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path) as made:
         assert made == []
-    assert opened_runs == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- W&B's server in trouble
@@ -155,7 +121,7 @@ def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatc
             server.go_away()
 
     config = configure(f"output={tmp_path}", "name=survival")
-    with Tracker().training(config, "run", corpus=Corpus(), folder=tmp_path / "run") as made:
+    with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path / "run") as made:
         _, summary = run(make_config("transformer"), tmp_path, [*made, At(15, begin)])
     every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})
     assert summary["steps"] == 40
@@ -170,7 +136,9 @@ def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatc
 
 
 @pytest.mark.parametrize("trouble", ["refused", "gone"])
-def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_path, caplog, trouble):
+def test_no_wandb_at_the_start_is_offline_and_rows_are_logged_without_an_artifact(
+    server, configure, make_record, tmp_path, caplog, trouble
+):
     server.refuses_the_key = True
     if trouble == "gone":
         server.go_away()
@@ -178,7 +146,8 @@ def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_pa
     for row in "ab":
         Tracker().row(config, make_record(config, row, 12.0), Path("row.json"))
     assert caplog.text.count("kept offline, `wandb sync") == 1
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+    assert [each.summary["perplexity"] for each in read_offline(tmp_path)] == [12.0] * 2
+    assert "row.json" in caplog.text  # an artifact that cannot be made
 
 
 def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeypatch, caplog):

@@ -138,14 +138,6 @@ def test_books_come_in_the_order_of_their_numbers_from_a_folder_and_from_the_hub
         texts("pg19", None, "test")
 
 
-def test_papers_of_the_hub_are_read_file_by_file(pile: Path, hub: list[str]):
-    remote, local = (open_source("arxiv_math", root) for root in (None, pile))
-    assert hub == []
-    for split in SPLITS:
-        assert list(remote.documents(split)) == list(local.documents(split))
-    assert hub == [f"hf://datasets/{HUB_NAME}/{file}" for split in SPLITS for file in HUB_FILES[split]]
-
-
 def test_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
     import datasets
     import fsspec.core
@@ -191,13 +183,17 @@ def test_papers_come_whole_in_the_order_of_files_and_lines_and_configs_are_a_cho
     assert texts("arxiv_math", papers) == [f"paper {number}" for number in range(12)]
 
 
-def test_papers_may_be_compressed_or_in_proof_piles_own_layout(papers: Path, pile: Path):
+def test_papers_may_be_compressed_or_in_proof_piles_own_layout_on_disk_or_on_the_hub(papers, pile, hub):
+    remote, local = (open_source("arxiv_math", root) for root in (None, pile))
+    assert hub == []
     for split in SPLITS:
+        assert list(remote.documents(split)) == list(local.documents(split))
         file = papers / f"{split}.jsonl"
         file.with_name(f"{split}.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
         assert texts("arxiv_math", pile, split) == texts("arxiv_math", papers, split) == papers_of(split, "arxiv")
-    names = [document.name for document in open_source("arxiv_math", pile).documents("train")]
+    assert hub == [f"hf://datasets/{HUB_NAME}/{file}" for split in SPLITS for file in HUB_FILES[split]]
+    names = [document.name for document in local.documents("train")]
     assert names == [f"train/proofpile_train_{number}.jsonl.gz:1" for number in (0, 2, 4)]
     assert texts("arxiv_math", pile, configs=["none"]) == ["no config"] * 16
 

@@ -76,8 +76,8 @@ def test_essays_begin_again_after_their_end():
 
 
 @pytest.mark.parametrize("length", [300, 502])
-def test_training_windows_answer_questions_that_they_state(length):
-    samples, answered = RulerSamples(ESSAYS, answer_weight=7.0), 0
+def test_training_windows_answer_questions_that_they_state_for_each_key_once_in_the_order_of_the_text(length):
+    samples, answered, keys = RulerSamples(ESSAYS, answer_weight=7.0), 0, 0
     for seed in range(60):
         window = samples.window(np.random.default_rng(seed), length, CODE)
         assert {len(window.tokens), len(window.targets), len(window.weights)} == {length}
@@ -94,22 +94,15 @@ def test_training_windows_answer_questions_that_they_state(length):
         for found in NEEDLE.finditer(text):  # its key and its value are not predicted
             place = len(CODE.encode(text[: found.start(3)]))
             assert place >= length - 2 or not window.weights[place : place + 2].any()
+        for part in text.split("Make sure to memorize it.")[1:]:
+            stated = [(key, value) for _, key, value in NEEDLE.findall(part)]
+            said = {key: values.split(", ") for key, values in ANSWER.findall(part)}
+            assert len(said) == len(ANSWER.findall(part))
+            for key in (key for key in said if " and " not in key and length > 400):  # a shorter window cuts answers
+                assert said[key] == [value for its, value in stated if its == key]
+                keys += 1
     assert answered > 60
-
-
-def test_training_windows_answer_for_each_key_once_with_its_values_in_the_order_of_the_text():
-    samples, keys = RulerSamples(ESSAYS), []
-    for seed in range(60):
-        window = samples.window(np.random.default_rng(seed), 502, CODE)
-        for text in CODE.decode(window.tokens).split("Make sure to memorize it.")[1:]:
-            stated = [(key, value) for _, key, value in NEEDLE.findall(text)]
-            said = {key: values.split(", ") for key, values in ANSWER.findall(text)}
-            assert len(said) == len(ANSWER.findall(text))
-            single = {key: values for key, values in said.items() if " and " not in key}
-            for key, values in single.items():
-                assert values == [value for its, value in stated if its == key]
-            keys += single
-    assert len(keys) > 100
+    assert keys > 100 or length < 400
 
 
 def test_every_task_has_a_published_number_of_tokens_and_one_kind_of_training_text():

@@ -246,7 +246,7 @@ def test_the_models_losses_follow_the_number_of_blocks(k, tmp_path):
 
 
 PLACES = np.arange(3000)  # a token of its own at each place, so a copy shows its source
-ALWAYS = Repeats([1.0], 1)
+ALWAYS, NEVER = Repeats([1.0], 1), Repeats([0.0], 1)
 seeds, steps = st.integers(0, 2**32), st.integers(0, 2**40)
 
 
@@ -311,44 +311,22 @@ def test_shares_follow_the_schedule():
     assert Repeats([0.7, 0.1], 1).share(0) == 0.7
 
 
-@given(st.integers(1, 30) | st.none(), st.integers(40, 120), seeds, steps)
-def test_windows_against_the_written_out_text(block_size: int | None, length: int, seed: int, step: int):
+@given(st.integers(1, 30) | st.none(), st.integers(40, 120), st.sampled_from([ALWAYS, NEVER]), seeds, steps)
+def test_windows_are_those_of_the_stream_with_its_stretches_copied(block_size, length, repeats, seed, step):
     raw = PLACES.copy()
     raw[::7] = EOT
-    windows = make(raw, block_size, length, 6, seed, repeats=ALWAYS)
-    found, starts = windows.batch(step), windows.starts(step).tolist()
-    if block_size is None:
-        assert found.phase is None
-        places = [list(range(start, start + length)) for start in starts]
-    else:
-        view = []  # raw places, and -1 where a landmark is
-        for number in range(len(raw)):
-            view += [number, -1] if (number + 1) % block_size == 0 else [number]
-        assert found.phase.tolist() == [start % (block_size + 1) for start in starts]
-        places = [view[start : start + length] for start in starts]
-    normal = [[place for place in window if place >= 0] for window in places]
-    sizes = np.array([len(window) + 1 for window in normal])
-    copied = ALWAYS.origins(sizes, seed, step, range(6))
-    for index, window in enumerate(places):
-        first = normal[index][0]
-        text = raw[first : first + sizes[index]][copied[index, : sizes[index]]].tolist()
-        tokens = [LANDMARK if place < 0 else text[place - first] for place in window]
-        targets = [
-            NO_LOSS if token in (LANDMARK, EOT) else text[place - first + 1]
-            for token, place in zip(tokens, window, strict=True)
-        ]
-        assert found.tokens[index].tolist() == tokens
-        assert found.targets[index].tolist() == targets
-
-
-@pytest.mark.parametrize("block_size", [None, 7])
-def test_without_repeats_windows_are_those_of_the_stream(block_size: int | None):
-    kinds = None, Repeats([0.0], 1), ALWAYS
-    without, never, always = (make(PLACES, block_size, 90, 6, repeats=repeats) for repeats in kinds)
-    for step in range(5):
-        stream = without.at(without.starts(step))
-        for windows in (without, never):
-            assert torch.equal(windows.batch(step).tokens, stream.tokens)
-            assert torch.equal(windows.batch(step).targets, stream.targets)
-        assert always.starts(step).tolist() == without.starts(step).tolist()
-        assert not torch.equal(always.batch(step).tokens, stream.tokens)
+    found = make(raw, block_size, length, 6, seed, repeats=repeats).batch(step)
+    stream = make(PLACES, block_size, length, 6, seed).batch(step)
+    assert (found.phase is None) == (block_size is None)
+    assert block_size is None or torch.equal(found.phase, stream.phase)
+    is_text = (stream.tokens != LANDMARK).numpy()
+    sizes = is_text.sum(1) + 1
+    copied = repeats.origins(sizes, seed, step, range(6))
+    for index, size in enumerate(sizes):
+        first = stream.tokens[index].numpy()[is_text[index]][0]
+        text = raw[first : first + size][copied[index, :size]]
+        tokens, targets = np.full(length, LANDMARK), np.full(length, NO_LOSS)
+        tokens[is_text[index]] = text[:-1]
+        targets[is_text[index]] = np.where(text[:-1] == EOT, NO_LOSS, text[1:])
+        np.testing.assert_array_equal(found.tokens[index], tokens)
+        np.testing.assert_array_equal(found.targets[index], targets)

@@ -233,14 +233,14 @@ LARGE = 0.4  # utilisation of large matrices, assumed
 
 TEXT = """# What 1, 8, 64 and 512 GPUs do
 
-These numbers are simulated: one GPU was measured, and nothing between several. `python -m benchmarks.simulation`
-writes this page. In its model of a training step the layers are computed one after the other. Meanwhile the network
-sends one thing at a time. It assumes:
+These numbers are simulated. One GPU was measured, but no traffic between GPUs. `python -m benchmarks.simulation` writes
+this page. It computes the layers of a training step one after the other, while the network sends one thing at a time.
+It assumes:
 
 | assumed | value | from |
 | --- | ---: | --- |
 | matrix products of an H100 | {machine.utilisation:.0%} of {peak} TFLOP/s | data sheet; [measured]({gpu}), paper |
-| of a model of 8 B weights | {large} | assumed |
+| the same, a model of 8 B weights | {large} | assumed |
 | landmark attention | {machine.attention} × causal flash attention | 1.23 to 1.29 on an H200, ℓ = 50 |
 | a GPU sends to its node of {machine.node} | {machine.reached:.0%} of {link} GB/s | data sheet; the share is assumed |
 | a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
@@ -250,25 +250,26 @@ sends one thing at a time. It assumes:
 
 The model has {weights} M weights (`trainer=ddp`, gradients in float32). A step has 128 windows of 512 tokens, so a run
 cannot use more than 128 GPUs. `waiting` is the share of a step in which GPUs compute nothing. The hours are for the
-eight runs of Tables 1 to 3 and Figures 5 and 6, each on the number of GPUs that finishes them first.
+eight runs of Tables 1 to 3 and Figures 5 and 6. The last column is the number of GPUs for each run that finishes all
+runs first.
 
 {step}
 
-Small models on many GPUs wait for their gradients. So a cluster is used better by several runs beside each other. With
-one adapter a node, 512 GPUs take {thin_hours} hours for the eight runs.
+Small models on many GPUs wait for their gradients, so several runs at once use a cluster better. With one adapter a
+node, 512 GPUs take {thin_hours} hours for the eight runs.
 
 ## A model of 8 B weights
 
 It has the shape of Llama 3 8B ({llama_weights} B weights). With `trainer=fsdp` each GPU holds a part of the weights,
-gradients and moments. The forward pass is computed again in the backward pass. A step has four million tokens, or a
-window for each GPU if that is more. No GPU waits for more than 0.5 % of a step.
+gradients and moments. The backward pass computes the forward pass again. A step has four million tokens, or a window
+for each GPU if that is more. No GPU waits for more than 0.5 % of a step.
 
 {llama}
 
 ## The paper's tables at size small, on one GPU
 
-This command has not been run on a GPU yet. `size=small` has 25 M parameters without embeddings. The command trains the
-three models of Table 1 on 131 M tokens each, and evaluates the rows of five tables with them:
+This command has not been run on a GPU yet. It trains the three models of Table 1 with 25 M parameters (without
+embeddings) on 131 M tokens each, and evaluates the rows of five tables with them:
 
 ```sh
 timeout 570 python run.py -m \\
@@ -277,11 +278,11 @@ timeout 570 python run.py -m \\
     data.path=books tokenizer.file=gpt2.tiktoken
 ```
 
-After 570 seconds `timeout` stops the command: a training ends with a checkpoint, and a row that is not done begins
-anew. The same command continues. Leave half a minute between this limit and the limit of a job. `task=evaluate` makes
-no tables; `task=table` makes them from `outputs/records`, without weights or a GPU. `+debug=limit` is a first try.
+After 570 seconds `timeout` stops the command: a training ends with a checkpoint, and the same command continues it.
+Unfinished rows begin anew. Leave half a minute between this limit and the limit of a job. `task=table` makes the tables
+from `outputs/records`, without weights or a GPU. `+debug=limit` is a first try.
 
-**On a machine without a network**, put these beside each other into a folder:
+**On a machine without a network**, put these into a folder:
 
 ```sh
 mkdir package; git archive HEAD | tar x -C package              # this project, 14 MB
@@ -294,7 +295,7 @@ pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-
     altair jsonschema jsonschema-specifications referencing rpds-py   # 2 MB, beside PyTorch, Triton and Lightning
 ```
 
-There, in that folder:
+On the machine, in that folder:
 
 ```sh
 pip install --no-index --no-deps --target site wheels/*.whl
@@ -302,11 +303,11 @@ mkdir books; tar xJf books.tar.xz -C books                      # a prepared fol
 export PYTHONPATH=site LANDMARK_COMMIT=$(cat commit)
 ```
 
-This was rehearsed on two CPU cores with tiny models, Python 3.12 and PyTorch 2.11, without a network. In parts of
-four minutes (by a setting that is gone), eight calls of the command made all 56 rows.
+This was rehearsed with tiny models on two CPU cores without a network (Python 3.12, PyTorch 2.11). Eight calls, each
+stopped after four minutes, made all 56 rows.
 
-**Speed.** `size=small` trained at 8.5 % of an H200's peak. Since then a step of the landmark model starts 1327 kernels
-in place of 2087 (1031 with `trainer.compile=true`). It was not timed again.
+**Speed.** `size=small` trained at 8.5 % of an H200's peak. Since then the kernels of a landmark model's step fell from
+2087 to 1327 (1031 with `trainer.compile=true`). It was not timed again.
 """
 
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -51,11 +50,6 @@ def write_record(folder: Path) -> None:
     if records.find("rows", identity) is None:
         with records.lock("rows", identity):
             records.write("rows", identity, settings, labels, {"loss": 3.0})
-
-
-WORKS: dict[str, Callable[[Path], None]] = {
-    work.__name__: work for work in (train, save_memory, prepare_corpus, write_record)
-}
 
 
 def killed_at(work: Callable[[Path], None], folder: Path, number: int | None) -> tuple[int | None, int]:
@@ -118,32 +112,20 @@ def content(folder: Path) -> dict[str, Any]:
     return found
 
 
-def faults_of_kills(folder: Path, draw: random.Random, counts: dict[str, int]) -> tuple[list[str], int]:
-    """What is left over or differs after so many kills of each work, and the number of all kills."""
-    faults, kills = [], 0
-    for name, count in counts.items():
-        code, changes = killed_at(WORKS[name], folder / f"{name}-whole", None)
-        assert (code, changes > 0) == (0, True), (folder / f"{name}-whole.log").read_text()
-        expected = content(folder / f"{name}-whole")
-        for number in range(count):
-            place, at = folder / f"{name}-{number}", draw.randrange(1, changes + 1)
-            code, _ = killed_at(WORKS[name], place, at)
+def test_what_is_killed_at_any_change_of_a_file_is_whole_afterwards(tmp_path):
+    draw, kills = random.Random(1), 0
+    works = train, save_memory, prepare_corpus, write_record
+    for work in works:
+        code, changes = killed_at(work, whole := tmp_path / f"{work.__name__}-whole", None)
+        assert (code, changes > 0) == (0, True), whole.with_suffix(".log").read_text()
+        expected = content(whole)
+        for number in range(2):
+            place, at = tmp_path / f"{work.__name__}-{number}", draw.randrange(1, changes + 1)
+            code, _ = killed_at(work, place, at)
             kills += code == -signal.SIGKILL
             if code == -signal.SIGKILL and draw.random() < 0.3:  # once more, on the way from there
-                kills += killed_at(WORKS[name], place, draw.randrange(1, changes + 1))[0] == -signal.SIGKILL
-            code, _ = killed_at(WORKS[name], place, None)
-            ours = content(place)
-            differing = sorted(
-                path for path in ours.keys() | expected.keys() if ours.get(path, 0) != expected.get(path, 0)
-            )
-            if code or differing:
-                said = place.with_suffix(".log").read_text()[-2000:] if code else ""
-                faults.append(f"{name}, killed before change {at} of {changes}: exit {code}, {differing} {said}")
-            shutil.rmtree(place)
-    return faults, kills
-
-
-def test_what_is_killed_at_any_change_of_a_file_is_whole_afterwards(tmp_path):
-    faults, kills = faults_of_kills(tmp_path, random.Random(1), dict.fromkeys(WORKS, 2))
-    assert faults == []
-    assert kills >= 2 * len(WORKS)
+                kills += killed_at(work, place, draw.randrange(1, changes + 1))[0] == -signal.SIGKILL
+            code, _ = killed_at(work, place, None)
+            assert code == 0, place.with_suffix(".log").read_text()[-2000:]
+            assert content(place) == expected, f"{place}, killed before change {at} of {changes}"
+    assert kills >= 2 * len(works)

@@ -9,13 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-from landmark.attention import Scoring
-from landmark.memory.summaries import SummaryMemory
 from landmark.training.checkpointing import checkpoints
 from landmark.utils import files
-from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
 from tests.training.training_case import assert_same_weights, make_config, run
@@ -100,18 +96,6 @@ def test_disk_full_in_training(make_disk, tmp_path):
     assert_same_weights(model, again)
     ours, theirs = (read_metrics(each / "run" / "metrics.csv") for each in (disk.folder, tmp_path / "undisturbed"))
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
-
-
-def test_disk_full_in_a_memory_without_landmarks(make_disk):
-    """safetensors says what the system said, as words."""
-    memory = SummaryMemory(8, 4, window=16)
-    q, k, v = (torch.ones(1, 2, 5000, 64) for _ in range(3))
-    memory.attend(0, q, k, v, Scoring())
-    memory.commit()
-    disk = make_disk("1m")
-    with pytest.raises(UserError, match="could not be saved .No space left on device., nothing is left"):
-        memory.save(disk.folder / "book")
-    assert not [*disk.folder.iterdir()]
 
 
 def test_json_keeps_the_order_of_keys_and_where_nan_is_refused_the_old_file(tmp_path: Path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from landmark.attention import (
     ContextMiss,
@@ -22,12 +21,16 @@ from landmark.attention import (
     landmark_attention,
     plain,
 )
+from landmark.attention.keys import Keys, WindowBlocks
+from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.plain import causal_attention
+from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate
+from landmark.utils.constants import channels_of
 from tests import oracle
-from tests.attention.cases import arguments, attend, leaves_of, run
+from tests.attention.cases import arguments, leaves_of, run
 from tests.pairs import all_pairs, name_of
 
-BACKENDS = ["reference", "blockwise"]
+BACKENDS = ["reference", "blockwise", "triton"]
 CASES = all_pairs(
     {
         "block_size": [1, 2, 5],
@@ -73,18 +76,6 @@ def test_plain_loops_and_gradients(case, new_memory_is_nan):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("extra", [None, "controlled", "sinks"])
-def test_gradients_are_those_of_finite_differences(backend, alpha, extra):
-    case = {"block_size": 2, "queries": 8, "phase": "cut", "prefix": 1, "heads": (1, 1), "alpha": alpha, "extra": extra}
-    case |= {"scoring": (None, 1.5), "top_k": 2}
-    leaves = leaves_of(case)
-    assert torch.autograd.gradcheck(
-        lambda *new: attend(case, dict(zip(leaves, new, strict=True)), backend), list(leaves.values()), fast_mode=True
-    )
-
-
-@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
 @pytest.mark.parametrize(("batch", "queries", "prefix"), [(0, 5, 3), (2, 0, 3), (2, 0, 0)])
 def test_no_sample_and_no_query_give_nothing(batch, queries, prefix, backend):
     leaves = [
@@ -97,7 +88,7 @@ def test_no_sample_and_no_query_give_nothing(batch, queries, prefix, backend):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_reach_all_queries_that_see_them_and_no_other_document(value, backend):
     q, k, v = torch.randn(3, 1, 2, 60, 4)
@@ -110,7 +101,7 @@ def test_numbers_that_are_not_finite_reach_all_queries_that_see_them_and_no_othe
         torch.testing.assert_close(ours[:, :, other], expected[:, :, other], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_types_may_be_mixed_under_autocast_and_strides_may_be_any(backend):
     q, k, v = (x.transpose(1, 2) for x in torch.randn(1, 20, 3, 2, 8).unbind(2))
     settings = {"layout": Window(6), "extra": ContextMiss(torch.randn(2, 8)), "backend": backend}
@@ -143,27 +134,15 @@ def test_results_are_exact_but_for_rounding(case, dtype):
     torch.testing.assert_close(run(case, "reference", dtype)["out"].double(), exact["out"], atol=8 * eps, rtol=8 * eps)
 
 
-class LargestTensor(TorchDispatchMode):
-    """The most numbers that any operation's result held in memory of its own."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
-        return result
-
-
 def test_no_tensor_is_quadratic_in_the_length():
     length = 3000
     leaves = [torch.randn(1, 2, length, 8).requires_grad_() for _ in range(3)]
     fresh = mock.patch.object(blockwise_tiles, "_kept", threading.local())  # not what an earlier call has left
-    with fresh, LargestTensor() as largest, mock.patch.object(blockwise, "TILE_SIZE", 1):
+    profiler = torch.profiler.profile(profile_memory=True)
+    with fresh, profiler as profile, mock.patch.object(blockwise, "TILE_SIZE", 1):
         landmark_attention(*leaves, Window(50))[0].sum().backward()
-    assert largest.numbers <= 102 * (length + 102), "a tile"
-    assert largest.numbers < length * length / 20
+    largest = max(event.self_cpu_memory_usage for event in profile.events()) / 4  # numbers in float32
+    assert largest <= 102 * (length + 102) < length * length / 20, "a tile"
 
 
 def test_sinks_merge_into_a_softmax_that_is_computed_already():
@@ -303,3 +282,57 @@ def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp_and_what_they_lack_is_
         assert is_left((1 << 16, 1, 18, 16), (1 << 16, 1, 1, 16))
         assert is_left(device="cpu")
     assert not [warning for warning in recwarn if "falls back" in str(warning.message)]
+
+
+# ---- keys: their positions, those of the token before, and means of blocks
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_pairs_rotate_by_position_and_base_in_layers_with_positions_and_none_is_parted(fraction):
+    x, keys = torch.randn(7, 8, dtype=torch.float64), Keys(rope_base=rotary_frequencies(8, 10000.0, fraction))
+    for start in (0, 1900):
+        expected = [oracle.rotate(x[i].numpy(), start + i, fraction) for i in range(7)]
+        np.testing.assert_allclose(rotate(x, keys.rotary(0)(start, 7, x)), np.stack(expected), atol=1e-12)
+    assert torch.equal(rotate(x, Keys(unrotated_layers=frozenset({1})).rotary(1)(5, 7, x)), x)
+    assert rotate(x.bfloat16(), RotaryTable()(0, 7, x.bfloat16())).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="even head dimension"):
+        rotary_factors(torch.arange(2), 5, 10000.0, torch.float32)
+    assert [channels_of(fraction, 10) for fraction in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 8, 10]
+
+
+@pytest.mark.parametrize("block_size", [None, 1, 3, 6])
+@pytest.mark.parametrize("length", [1, 2, 13])
+@pytest.mark.parametrize("offset", [0.0, 0.5, 1.0])
+def test_offset_keys_of_windows_cut_anywhere_equal_a_plain_loop(length, block_size, offset):
+    phase = torch.arange(1 if block_size is None else block_size + 1)
+    k = torch.randn(len(phase), 2, length, 4, dtype=torch.float64)
+    is_landmark = None if block_size is None else blocks_and_landmarks(phase, length, block_size)[1]
+    out = Keys(offset).shifted(k, is_landmark)
+    for sample, head in itertools.product(range(len(phase)), range(2)):
+        expected = oracle.offset_keys(k[sample, head].numpy(), channels_of(offset, 4), block_size, sample)
+        np.testing.assert_array_equal(out[sample, head], expected)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("length", [1, 7, 25])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_means_in_windows_cut_anywhere_equal_plain_loops(length, block_size, share):
+    """Short first blocks, empty ones, incomplete last ones; a memory makes those of complete blocks."""
+    phase, width = torch.arange(block_size + 1), block_size + 1
+    k = torch.randn(len(phase), 2, length, 4, dtype=torch.float64, requires_grad=True)
+    found = WindowBlocks.of(phase, length, block_size, k).add_means(k, share)
+    for b, h in itertools.product(range(len(phase)), range(2)):
+        expected = oracle.with_means(k[b, h].detach().numpy(), block_size, b, share)
+        np.testing.assert_allclose(found[b, h].detach(), expected, atol=1e-12)
+    complete = length // width * width
+    of_memory = Keys(landmark="mean").with_means(k[0, :, :complete].unflatten(1, (-1, width)), share)
+    torch.testing.assert_close(of_memory.flatten(1, 2), found[0, :, :complete])
+    assert Keys().with_means(k) is k
+
+
+def test_gradients_go_to_the_token_before_and_to_every_token_of_a_block():
+    def keys(k):
+        is_landmark = blocks_and_landmarks(torch.tensor([1]), 6, 3)[1]
+        return WindowBlocks.of(torch.tensor([1]), 6, 3, k).add_means(Keys(0.5).shifted(k, is_landmark), 0.7)
+
+    assert torch.autograd.gradcheck(keys, torch.randn(1, 1, 6, 4, dtype=torch.float64, requires_grad=True))

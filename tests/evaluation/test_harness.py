@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="the optional extra `eval` is not installed")
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+import datasets
 import lm_eval
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from tokenizers.processors import TemplateProcessing
 
 from landmark.config import to_config
 from landmark.evaluation.harness import LandmarkLM, main
@@ -47,51 +49,32 @@ def requests(kind, *arguments):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def wrapped(tmp_path_factory):
-    """The same model with landmarks after every 15 tokens."""
-    tokenizer = make_tokenizer()
-    return save_model(
-        tmp_path_factory.mktemp("wrapped"), wrapped_model("llama", tokenizer, block_size=15, local=40), tokenizer
-    )
-
-
-@pytest.fixture(scope="module")
-def without(tmp_path_factory):
+def folders(tmp_path_factory):
+    """A tiny Llama, with landmarks after every 15 tokens, without, for chats that have a beginning; a run of ours."""
+    folder, tokenizer, chatting = tmp_path_factory.mktemp("models"), make_tokenizer(), make_tokenizer()
     memory = {"k": 3, "window": 7, "rerank": 5}
-    return save_model(
-        tmp_path_factory.mktemp("without"), wrapped_model("llama", landmarks="none", memory=memory, local=40)
-    )
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own")
-    saved_run(folder, config=to_config(compose_conf(["tokenizer=bytes"])))
+    chatting.bos_token, chatting.chat_template = "<eot>", TEMPLATE
+    processor = TemplateProcessing(single="<eot> $A", special_tokens=[("<eot>", chatting.eos_token_id)])
+    chatting.backend_tokenizer.post_processor = processor
+    save_model(folder / "plain")
+    save_model(folder / "wrapped", wrapped_model("llama", tokenizer, block_size=15, local=40), tokenizer)
+    save_model(folder / "without", wrapped_model("llama", landmarks="none", memory=memory, local=40))
+    save_model(folder / "chatting", tokenizer=chatting)
+    saved_run(folder / "own", config=to_config(compose_conf(["tokenizer=bytes"])))
     return folder
 
 
-@pytest.fixture(scope="module")
-def chatting(tmp_path_factory):
-    """A tiny Llama with a template for chats, and a tokenizer that puts the beginning of text before each text."""
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = make_tokenizer()
-    tokenizer.bos_token, tokenizer.chat_template = "<eot>", TEMPLATE
-    processor = TemplateProcessing(single="<eot> $A", special_tokens=[("<eot>", tokenizer.eos_token_id)])
-    tokenizer.backend_tokenizer.post_processor = processor
-    return save_model(tmp_path_factory.mktemp("chatting"), tokenizer=tokenizer)
+@pytest.fixture
+def opened(folders):
+    """Opens a model by its name."""
+    return lambda name, **settings: LandmarkLM(str(folders / name), device="cpu", **settings)
 
 
 @pytest.mark.parametrize("length", [{}, {"max_length": 64}], ids=str)
-def test_loglikelihoods_and_generated_texts_are_those_of_hf_to_the_last_bit(plain, length):
+def test_loglikelihoods_and_generated_texts_are_those_of_hf_to_the_last_bit(folders, opened, length):
     """Also of documents that are longer than the model, which are cut into the same windows."""
-    ours = LandmarkLM(str(plain), device="cpu", **length)
-    theirs = HFLM(pretrained=str(plain), device="cpu", batch_size=1, dtype="float32", add_bos_token=False, **length)
+    ours, settings = opened("plain", **length), {"batch_size": 1, "dtype": "float32", "add_bos_token": False}
+    theirs = HFLM(pretrained=str(folders / "plain"), device="cpu", **settings, **length)
     asked = requests("loglikelihood", *PAIRS)
     assert ours.loglikelihood(asked) == theirs.loglikelihood(asked, disable_tqdm=True)
     asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
@@ -103,21 +86,17 @@ def test_loglikelihoods_and_generated_texts_are_those_of_hf_to_the_last_bit(plai
     assert any(generated)
 
 
-@pytest.mark.parametrize("fixture", ["plain", "wrapped", "without"])
-def test_batches_do_not_matter(fixture, request):
-    folder = request.getfixturevalue(fixture)
+@pytest.mark.parametrize("name", ["plain", "wrapped", "without"])
+def test_batches_do_not_matter(name, opened):
     asked = requests("loglikelihood", *PAIRS, *((context, " sees the boat") for context, _ in PAIRS))
-    one, many = (
-        LandmarkLM(str(folder), device="cpu", batch_size=size).loglikelihood(asked, disable_tqdm=True)
-        for size in (1, 8)
-    )
+    one, many = (opened(name, batch_size=size).loglikelihood(asked, disable_tqdm=True) for size in (1, 8))
     assert [score for score, _ in one] == pytest.approx([score for score, _ in many], rel=1e-5)
     assert [greedy for _, greedy in one] == [greedy for _, greedy in many]
 
 
 @pytest.mark.parametrize("k", [1, 100])
-def test_a_model_with_landmarks_is_read_with_its_memory(own, k):
-    model = LandmarkLM(str(own), device="cpu", local=20, k=k)
+def test_a_model_with_landmarks_is_read_with_its_memory(opened, k):
+    model = opened("own", local=20, k=k)
     context, continuation = (4 * LINE).rstrip(), " the boat"
     ((score, greedy),) = model.loglikelihood(requests("loglikelihood", (context, continuation)), disable_tqdm=True)
     memory = model.model.new_memory(k=k)
@@ -131,9 +110,9 @@ def test_a_model_with_landmarks_is_read_with_its_memory(own, k):
     assert whole < score
 
 
-@pytest.mark.parametrize("fixture", ["plain", "without"])
-def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(fixture, request):
-    model, made = LandmarkLM(str(request.getfixturevalue(fixture)), device="cpu", local=20), []
+@pytest.mark.parametrize("name", ["plain", "without"])
+def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(name, opened):
+    model, made = opened(name, local=20), []
     model.model.bare.lm_head.register_forward_hook(lambda *given: made.append(given[2].shape[1]))
     model.loglikelihood_rolling(requests("loglikelihood_rolling", (4 * LINE,)), disable_tqdm=True)
     assert max(made) == 20
@@ -143,43 +122,26 @@ def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(fixture, reques
 
 
 class Colours(ConfigurableTask):
-    """A task of the harness, of two questions with choices and one with an answer."""
+    """A task of the harness, of two questions with choices."""
 
     VERSION = 1
 
-    def __init__(self, answer=None):
-        import datasets
-
-        questions = {"text": [2 * LINE, LINE], "choices": [[" crow", " boat"], [" sees", " hears"]], "label": [0, 1]}
-        self.made = datasets.Dataset.from_dict(questions)
-        config = {
-            "task": "colours",
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{text}}",
-            "doc_to_choice": "choices",
-            "doc_to_target": "label",
-            "metric_list": [{"metric": "acc"}],
-        }
-        super().__init__(config=config | (answer or {}))
+    def __init__(self):
+        config = {"task": "colours", "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{text}}"}
+        config |= {"doc_to_choice": "choices", "doc_to_target": "label", "metric_list": [{"metric": "acc"}]}
+        super().__init__(config=config)
 
     def download(self, *_, **__):
-        self.dataset = {"test": self.made}
+        questions = {"text": [2 * LINE, LINE], "choices": [[" crow", " boat"], [" sees", " hears"]], "label": [0, 1]}
+        self.dataset = {"test": datasets.Dataset.from_dict(questions)}
 
 
-@pytest.mark.parametrize("fixture", ["wrapped", "without"])
-def test_the_harness_evaluates_a_model_with_a_memory(fixture, request):
-    folder = request.getfixturevalue(fixture)
-    model = get_model("landmark").create_from_arg_string(f"path={folder},k=2,tokenizer={folder}", {"device": "cpu"})
-    results = simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, task_manager=TASKS)
-    assert results["results"]["colours"]["acc,none"] in (0.0, 0.5, 1.0)
-
-
-def test_rulers_own_task_runs_offline(wrapped):
+def test_rulers_own_task_runs_offline(folders):
     """Frequent words, which needs no file of nltk's: made by the harness, answered by a model with a memory."""
     pytest.importorskip("wonderwords")
-    model = LandmarkLM(str(wrapped), device="cpu", k=2)
-    settings = {"tokenizer": str(wrapped), "max_seq_lengths": [1024]}
+    folder = folders / "wrapped"
+    model = get_model("landmark").create_from_arg_string(f"path={folder},k=2,tokenizer={folder}", {"device": "cpu"})
+    settings = {"tokenizer": str(folder), "max_seq_lengths": [1024]}
     tasks = TaskManager(include_path=RULER, include_defaults=False, metadata=settings)
     settings = {"limit": 1, "bootstrap_iters": 0, "gen_kwargs": {"max_gen_toks": 3}, "task_manager": tasks}
     results = simple_evaluate(model=model, tasks=["ruler_fwe"], **settings)
@@ -205,23 +167,23 @@ REFUSED = [  # model, its settings, options of a generation, what is said
 
 
 @pytest.mark.parametrize(("model", "setting", "option", "message"), REFUSED)
-def test_what_makes_no_sense_or_cannot_be_followed_is_refused(model, setting, option, message, request):
+def test_what_makes_no_sense_or_cannot_be_followed_is_refused(model, setting, option, message, opened):
     def generate():
-        read = LandmarkLM(str(request.getfixturevalue(model)), device="cpu", **{"max_length": 64, **setting})
+        read = opened(model, **{"max_length": 64, **setting})
         read.generate_until(requests("generate_until", (LINE, {"until": [], "max_gen_toks": 3, **option})))
 
     with pytest.raises(UserError, match=message):
         generate()
 
 
-def test_options_that_change_nothing_are_accepted_and_a_continuation_that_does_not_fit_refused(plain):
-    model = LandmarkLM(str(plain), device="cpu")
+def test_options_that_change_nothing_are_accepted_and_a_continuation_that_does_not_fit_refused(opened):
+    model = opened("plain")
     options = {"until": [], "max_gen_toks": 5, "do_sample": False}
     more = {"num_beams": 1, "repetition_penalty": 1.0, "top_k": 0, "temperature": 0.0, "min_p": None}
     asked = [requests("generate_until", (LINE, given)) for given in (options, options | more)]
     first, second = (model.generate_until(each) for each in asked)
     assert first == second
-    model = LandmarkLM(str(plain), device="cpu", max_length=10)
+    model = opened("plain", max_length=10)
     with pytest.raises(UserError, match="max_length=10: a continuation has 14 tokens"):
         model.loglikelihood(requests("loglikelihood", ("the boat", " sees the crow")))
     with pytest.raises(UserError, match="a continuation has 0 tokens"):
@@ -229,12 +191,10 @@ def test_options_that_change_nothing_are_accepted_and_a_continuation_that_does_n
     assert len(model.loglikelihood(requests("loglikelihood", ("the boat", " sees the")))) == 1
 
 
-def test_chats_are_those_of_hf_and_without_a_template_there_are_none(chatting, plain, own):
+def test_chats_are_those_of_hf_and_without_a_template_there_are_none(folders, opened):
     """Their texts, their ids with one beginning of text, and a task's results."""
-    ours, theirs = (
-        LandmarkLM(str(chatting), device="cpu"),
-        HFLM(pretrained=str(chatting), device="cpu", dtype="float32"),
-    )
+    ours = opened("chatting")
+    theirs = HFLM(pretrained=str(folders / "chatting"), device="cpu", dtype="float32")
     chat = [{"role": "user", "content": "the crow"}, {"role": "assistant", "content": "sees"}]
     for prompt in (True, False):
         text = ours.apply_chat_template(chat, add_generation_prompt=prompt)
@@ -248,9 +208,9 @@ def test_chats_are_those_of_hf_and_without_a_template_there_are_none(chatting, p
     )
     assert [each["arguments"] for each in found] == [each["arguments"] for each in expected]
     assert [each["filtered_resps"] for each in found] == [each["filtered_resps"] for each in expected]
-    for model in (LandmarkLM(str(plain), device="cpu"), LandmarkLM(str(own), device="cpu")):
+    for name in ("plain", "own"):
         with pytest.raises(UserError, match="has no template for chats"):
-            model.apply_chat_template([{"role": "user", "content": "Who?"}])
+            opened(name).apply_chat_template([{"role": "user", "content": "Who?"}])
 
 
 def test_a_wrong_path_is_one_line(tmp_path, monkeypatch, capsys):

@@ -1,57 +1,71 @@
-"""Observers of a memory: retrievals made by hand, and those of real models against plain loops."""
+"""The copy probe against sums by hand; observers of a memory, on the retrievals of real models, against plain loops."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from landmark.config.schema import ModelConfig
 from landmark.data.evaluation_texts import copies
+from landmark.data.stream import Stream
+from landmark.evaluation import rows
 from landmark.evaluation.retrieval import CELLS, RetrievalMap, distinct
 from landmark.evaluation.rows import evaluate, evaluate_copy
-from landmark.memory.retrievals import Retrieval
 from landmark.memory.settings import GRANULARITIES
-from landmark.memory.store import BlockStore
 from landmark.models import Decoder
-from tests.evaluation import test_perplexity
+from landmark.utils.significance import mean_and_error, paired_difference
+from tests.configurations import changed
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, XL, model_of
-from tests.evaluation.test_probes import settings, stream
-
-__all__ = ["stream"]  # a fixture
+from tests.evaluation.test_perplexity import settings as of_text
 
 BLOCK = 5  # of the model LANDMARK
+CMT = changed(LANDMARK, cmt=True)
 
 
-def kept(blocks):
-    """A store to which so many blocks were added."""
-    store = BlockStore()
-    store.added = blocks
-    return store
+@pytest.fixture
+def stream():
+    """No token comes twice within 251."""
+    return Stream((7 * np.arange(3000) % 251).astype(np.uint16), "")
 
 
-@pytest.mark.parametrize("weights", [True, False])
-def test_queries_below_the_cutoff_retrieve_nothing(weights):
-    """The second chunk's retrievals of a text of 8 tokens, in blocks of 2 and chunks of 4, with one head.
-
-    Its tokens are 4, 5, a landmark and 6; the last, 7, is not read. Two blocks are in memory. The second and the third
-    retrieve: token 5 gives 0.25 of its attention to block 1; the landmark is not counted.
-    """
-    retrieves = torch.tensor([[[False, True, True, False]]])
-    ages = torch.tensor([[2, 1], [0, 1], [2, 1], [0, 1]])
-    given = torch.tensor([[0.0, 0.0], [0.0, 0.25], [0.9, 0.1], [0.0, 0.0]])[None, None] if weights else None
-    found = RetrievalMap(8, 4, 2)
-    found(Retrieval(0, 6, kept(2), ages[None, None], given, retrieves=retrieves))
-    shown = found.summary(1)
-    assert shown["best"][2:] == [[0, 0.125 if weights else 0.5, 0, 0], [0, 0, 0, 0]]
-    assert (shown["found"], shown["share_of"]) == (None, "attention" if weights else "queries")
+def settings(length=60, local=None, prompts=6, **given):
+    """Of a row. Which memory it gets is up to the model's own configuration."""
+    config = of_text(length, local, **given)
+    config.size, config.model = "test", ModelConfig(kind="landmark")
+    config.eval.prompts, config.eval.task = prompts, "copy"
+    return config
 
 
-def test_a_query_that_retrieves_nothing_has_not_found_the_first_block():
-    """12 tokens in blocks of 2 and chunks of 7. Tokens 7 to 10 need the blocks 0, 1, 1 and 2."""
-    found = RetrievalMap(12, 7, 2)
-    ages = torch.tensor([0, 0, 1, 1, 0, 2])[None, None, :, None]  # of token 7, a landmark, 8, 9, a landmark, 10
-    found(Retrieval(0, 10, kept(3), ages, torch.where(ages > 0, 0.5, 0.0)))
-    assert found.summary(1)["found"] == 0
+@pytest.mark.parametrize(("shape", "local"), [(PLAIN, None), (LANDMARK, 25)])
+@torch.no_grad()
+def test_losses_of_both_copies_by_hand(shape, local, stream):
+    """Each text is read in chunks with a memory of its own, and its last token is not read."""
+    model, chunks, seen = model_of(shape), [], []
+    hook = model.register_forward_pre_hook(lambda _, given: chunks.append(tuple(given[0].shape)))
+    given = settings(60, local, k=1, batch_size=4)
+    results = evaluate_copy(model, stream, given, progress=lambda *done: seen.append(done))
+    hook.remove()
+    assert chunks == [(texts, size) for texts in (4, 2) for size in ([25, 25, 9] if local else [59])]
+    assert seen == [(240, 360), (360, 360)]
+    first, second = [], []
+    for tokens in torch.from_numpy(copies(given.eval, stream)[0]):
+        memory = model.new_memory(k=1) if local else None
+        logits = torch.cat([model(part[None], memory=memory)[0] for part in tokens[:-1].split(local or 59)])
+        for sums, those in zip((first, second), (range(1, 30), range(31, 60)), strict=True):
+            sums.append(sum(float(F.cross_entropy(logits[p - 1], tokens[p])) for p in those))
+    assert [each[1] for each in results["segments"]] == [29] * 6
+    np.testing.assert_allclose([each[2] for each in results["segments"]], second, rtol=1e-4)
+    assert results["second_copy"] == results["nll"] == pytest.approx(sum(second) / (6 * 29), rel=1e-5)
+    assert results["perplexity"] == pytest.approx(math.exp(results["nll"]))
+    assert (results["prompts"], results["tokens"]) == (6, 6 * 29)
+    assert results["nll_se"] == pytest.approx(mean_and_error([[0, 29, nats] for nats in second])[1], rel=1e-3)
+    assert results["first_copy"] == pytest.approx(sum(first) / (6 * 29), rel=1e-5)
+    assert results["first_copy_se"] == pytest.approx(np.std(first, ddof=1) / 29 / math.sqrt(6), rel=1e-3)
+    assert results["first_segments"] != results["segments"]
+    assert paired_difference(results["segments"], results["first_segments"]).stretches == 6
 
 
 def test_long_texts_have_cells_of_several_blocks():
@@ -60,7 +74,7 @@ def test_long_texts_have_cells_of_several_blocks():
     assert (found.size - 1) * 15 < 2 * 5 * CELLS + 1 <= found.size * 15
 
 
-def plain_map(model, texts, config, layer, head):
+def plain_map(model, texts, config, layer, head, is_weighed):
     """Of a head its map, the share of blocks found, and their weight, by loops over what the observer is told."""
     length, local, block = config.eval.length, config.eval.local, BLOCK
     size = -(-(length - 1) // block)
@@ -73,6 +87,7 @@ def plain_map(model, texts, config, layer, head):
             max_blocks=config.memory.blocks,
             scorer=config.retrieval.scorer,
             observer=told.append,
+            cutoff=config.cmt.cutoff,
         )
         for start in range(0, length - 1, local):
             told.clear()
@@ -88,6 +103,7 @@ def plain_map(model, texts, config, layer, head):
                 earlier = (token - length // 2) // block
                 chosen = [before - age for age in each if age]
                 for number, weight in zip(chosen, [w for a, w in zip(each, share, strict=True) if a], strict=True):
+                    weight = weight if is_weighed else 1.0
                     sums[token // block, number] += weight
                     right += weight * (number == earlier)
                 if token // local > length // 2 // local and earlier < before:
@@ -97,39 +113,41 @@ def plain_map(model, texts, config, layer, head):
     return sums / queries[:, None], hits / counted, right
 
 
+class WithoutWeights(RetrievalMap):
+    """As with a fused kernel, which tells no weights."""
+
+    def __call__(self, retrieval):
+        super().__call__(replace(retrieval, weights=None))
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize(
-    ("length", "local", "blocks", "scorer"),
-    [(80, 17, None, "landmark"), (80, 17, 4, "mean_key"), (84, 43, None, "landmark"), (84, 17, None, "recent")],
+    ("shape", "length", "local", "blocks", "scorer", "kind"),
+    [
+        (LANDMARK, 80, 17, None, "landmark", RetrievalMap),
+        (LANDMARK, 80, 17, 4, "mean_key", WithoutWeights),
+        (LANDMARK, 84, 17, None, "recent", RetrievalMap),
+        *((CMT, 84, 43, None, "landmark", kind) for kind in (RetrievalMap, WithoutWeights)),
+    ],
 )
-def test_a_real_map_equals_plain_loops(stream, granularity, length, local, blocks, scorer):
-    model, config = model_of(LANDMARK), settings(length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
+def test_a_real_map_equals_plain_loops(stream, granularity, shape, length, local, blocks, scorer, kind, monkeypatch):
+    """Some queries are below the cutoff, and retrieve nothing, not the first block."""
+    monkeypatch.setattr(rows, "RetrievalMap", kind)
+    model, config = model_of(shape), settings(length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
     config.retrieval.granularity, config.retrieval.scorer = granularity, scorer
-    shown = evaluate_copy(model, stream, config)["copy_map"]
+    config.cmt.cutoff, is_weighed = 0.2 if shape is CMT else 0.0, kind is RetrievalMap
+    results = evaluate_copy(model, stream, config)
+    shown = results["copy_map"]
+    assert (0 < results["memory"].get("drop_rate", 0.0) < 1) == (shape is CMT)
     texts = torch.from_numpy(copies(config.eval, stream)[0])
-    expected = {(layer, head): plain_map(model, texts, config, layer, head) for layer in range(2) for head in range(2)}
+    heads = [(layer, head) for layer in range(2) for head in range(2)]
+    expected = {each: plain_map(model, texts, config, *each, is_weighed) for each in heads}
     best, found, right = expected[shown["layer"], shown["head"]]
     assert right == pytest.approx(max(each[2] for each in expected.values()), rel=1e-4)
     np.testing.assert_allclose(shown["best"], best, atol=1e-4)
     assert shown["found"] == pytest.approx(found, abs=1e-4)
     assert (found == 0) == (scorer == "recent" or blocks is not None)
-    assert (shown["cell"], shown["share_of"]) == (BLOCK, "attention")
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_queries_are_counted_for_every_granularity(stream, granularity):
-    """As with a fused kernel, which tells no weights: heads or queries that choose together have one set."""
-    model, found = model_of(LANDMARK), RetrievalMap(60, 17, 5)
-    memory = model.new_memory(
-        k=2, granularity=granularity, observer=lambda retrieval: found(replace(retrieval, weights=None))
-    )
-    for chunk in torch.from_numpy(stream.tokens[:59].astype(np.int64))[None].split(17, 1):
-        with torch.no_grad():
-            model(chunk, memory=memory)
-    shown = found.summary(1)
-    assert shown["share_of"] == "queries"
-    per_query = np.array(shown["best"]).sum(1)
-    np.testing.assert_allclose(per_query, [0, 0, 0, 2 * 3 / 5, *[2] * 8], atol=1e-3)  # chunks begin at 17, 34 and 51
+    assert (shown["cell"], shown["share_of"]) == (BLOCK, "attention" if is_weighed else "queries")
 
 
 def test_only_rows_that_retrieve_have_a_map_and_only_unique_blocks_statistics_of_keys_moved_once(stream):
@@ -147,7 +165,6 @@ def test_only_rows_that_retrieve_have_a_map_and_only_unique_blocks_statistics_of
     assert distinct(ages, kept=5, kv_heads=4)[1].tolist() == [8]
 
 
-of_text = test_perplexity.settings
 LENGTH, LOCAL, K = 64, 20, 3  # chunks of 20, 20, 20 and 4; before the third 8 blocks of 5 are there
 
 

@@ -55,11 +55,6 @@ def kept(model, ids, folder):
     return folder
 
 
-def check_another(model, folder):
-    with pytest.raises(UserError, match="another model"):
-        model.new_memory().load(folder)
-
-
 @pytest.mark.parametrize(("family", "buffers"), [("llama3", False), ("llama3", True), ("gemma3", True)])
 def test_a_model_in_the_cpus_memory_reads_as_before(family, buffers, ids, tokenizer, tmp_path):
     wrapped = wrapped_model(family, tokenizer)
@@ -84,7 +79,8 @@ def test_loads_onto_several_places(family, ids, tokenizer, tmp_path):
         again.new_memory().load(folder)
     dispatch_model(other := wrapped_model(family, seed=1), on_disk(), offload_dir=tmp_path / "other")
     assert weights_digest(other) != weights_digest(again)
-    check_another(other, folder)
+    with pytest.raises(UserError, match="another model"):
+        other.new_memory().load(folder)
 
 
 @pytest.mark.parametrize("landmarks", ["token", "none"])
@@ -161,39 +157,29 @@ def test_attention_without_landmarks_and_a_layer_that_attends_on_its_own_are_not
             wrapped(insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)[0] if "phase" in call else ids, **call)
 
 
-def test_another_adapter_is_another_model(llama, ids, tmp_path):
-    base = kept(llama, ids, tmp_path / "base")
+def test_another_adapter_or_row_of_the_embedding_is_another_model(llama):
+    """Adapters, and rows that they train, count where they are active; the output embedding decides no keys."""
+    base, rows = weights_digest(llama), {"embed_tokens": [llama.landmarks.token]}
+    with torch.no_grad():
+        llama.lm_head.weight.mul_(2)
+    assert weights_digest(llama) == base
     settings = {"task_type": "CAUSAL_LM", "init_lora_weights": False, "target_modules": ["k_proj", "v_proj"]}
     adapted = get_peft_model(llama, LoraConfig(**settings), "A")
-    of_a = kept(llama, ids, tmp_path / "A")
+    of_a = weights_digest(llama)
     adapted.add_adapter("B", LoraConfig(**settings))
-    llama.new_memory().load(of_a)
+    assert weights_digest(llama) == of_a
     adapted.set_adapter("B")
-    check_another(llama, of_a)
+    assert len({base, of_a, weights_digest(llama)}) == 3
     with adapted.disable_adapter():
-        llama.new_memory().load(base)
-        check_another(llama, of_a)
+        assert weights_digest(llama) == base
     adapted.set_adapter("A")
-    llama.new_memory().load(of_a)
-    check_another(llama, base)
-
-
-@torch.no_grad()
-def test_another_row_of_the_embedding_is_another_model(llama, ids, tmp_path):
-    """Trained ones count where they are active; the output embedding decides no keys."""
-    base = kept(llama, ids, tmp_path / "base")
-    llama.lm_head.weight.mul_(2)
-    llama.new_memory().load(base)
-    row = llama.get_input_embeddings().weight[llama.landmarks.token]
-    row += 0.1
-    check_another(llama, base)
-    row -= 0.1
-    base = kept(llama, ids, tmp_path / "again")
-    rows = {"embed_tokens": [llama.landmarks.token]}
+    assert weights_digest(llama) == of_a
+    llama = adapted.unload()
     adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"], trainable_token_indices=rows))
+    of_rows = weights_digest(llama)
     for name, weight in adapted.named_parameters():
         if "trainable_tokens_delta" in name:
-            weight.add_(1)
-    check_another(llama, base)
+            weight.data += 1
+    assert len({base, of_rows, weights_digest(llama)}) == 3
     with adapted.disable_adapter():
-        llama.new_memory().load(base)
+        assert weights_digest(llama) == base

@@ -1,11 +1,13 @@
-"""`torch.compile` of a wrapped model: windows and the plain model in one graph, the memory outside of it."""
+"""`torch.compile`: windows and the plain model are one graph, a memory stays outside; and reading waits for no GPU."""
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from landmark.huggingface import LandmarkCollator, wrap
-from tests.huggingface.conftest import make_config, make_tokenizer
+from landmark.memory import sparse_attention, sparse_attention_kernels
+from tests.huggingface.conftest import make_config, make_model, make_tokenizer
 
 BLOCK = 5
 
@@ -63,3 +65,25 @@ def test_reading_with_a_memory_stays_outside_of_the_graph(wrapped):
     expected = wrapped.generate(ids, **settings)
     wrapped.compile(backend=backend)
     assert torch.equal(wrapped.generate(ids, **settings), expected)
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA")
+@pytest.mark.parametrize("mapping", ["true", "stingy"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_nothing_waits_and_nothing_is_elsewhere(family, mapping, monkeypatch):
+    """Without a GPU: to look at its numbers on the CPU, or to mix devices, raises an error here."""
+    monkeypatch.setattr(sparse_attention_kernels, "read_tiles", sparse_attention.read_tiles)
+    monkeypatch.setattr(sparse_attention, "constant", sparse_attention.constant.__wrapped__)  # keeps no such tensors
+    settings = {"k": 3, "window": 8, "rerank": 6, "mapping": mapping}
+    model = make_model(family).bfloat16()
+    model = wrap(model, make_tokenizer(), block_size=4, memory=settings, local=16, landmarks="none")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model._apply(lambda weight: torch.empty_like(weight, device="cuda"))  # without numbers
+        past = model.new_memory()
+        past.expect(100)
+        ids = torch.empty(2, 82, dtype=torch.int64, device="cuda")
+        for part in ids.split([80, 1, 1], 1):
+            logits = model(part, past_key_values=past, logits_to_keep=1).logits
+            assert logits.shape == (2, 1, 257)
+            assert logits.is_cuda
+        assert past.stats["blocks_kept"] == 20

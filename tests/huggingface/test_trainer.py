@@ -16,9 +16,9 @@ BLOCK = 3
 LENGTHS = 23, 5, 40, 12
 
 
-@pytest.fixture(params=["llama", "gemma3"])
-def wrapped(request, tokenizer):
-    return wrapped_model(request.param, tokenizer, block_size=BLOCK)
+@pytest.fixture
+def wrapped(tokenizer):
+    return wrapped_model("llama", tokenizer, block_size=BLOCK)
 
 
 @pytest.fixture
@@ -64,20 +64,10 @@ def test_windows_and_labels_are_those_of_the_drawing(wrapped):
     assert batch["shift_labels"].tolist() == [[2, 3, -100, -100]]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@torch.no_grad()
-def test_the_loss_is_that_of_the_texts_own_tokens(wrapped, documents, packed):
-    """Of all documents in one batch, padded or packed: padding and other documents change nothing."""
-    batch = LandmarkCollator(wrapped, length=10, packed=packed)(documents)
-    expected = torch.cat([losses(wrapped, document, 10) for document in documents])
-    assert len(expected) == sum(LENGTHS) - len(LENGTHS)
-    torch.testing.assert_close(wrapped(**batch).loss, expected.mean())
-
-
 @pytest.mark.parametrize(("family", "packed"), [("llama", False), ("gemma3", True)])
 def test_the_trainer_trains_with_landmarks(family, documents, packed, tokenizer, tmp_path):
-    """Its first loss is that of the documents by hand, with gradients accumulated over batches of unequal size; then
-    the model learns them."""
+    """Its losses are those of the documents by hand, padded or packed, and with gradients accumulated over batches of
+    unequal size; then the model learns them."""
     wrapped = wrapped_model(family, tokenizer, block_size=BLOCK)
     with torch.no_grad():
         expected = torch.cat([losses(wrapped, document, 16) for document in documents])
@@ -97,8 +87,7 @@ def test_the_trainer_trains_with_landmarks(family, documents, packed, tokenizer,
     assert after.mean() < expected.mean() - 1
 
 
-def test_what_would_train_something_else_is_refused(documents, tokenizer, tmp_path):
-    wrapped = wrapped_model("llama", tokenizer, block_size=BLOCK)
+def test_what_would_train_something_else_is_refused(wrapped, documents, tokenizer, tmp_path):
     tokenizer.pad_token = "<eot>"
     plain, smoothing = DataCollatorForLanguageModeling(tokenizer, mlm=False), {"label_smoothing_factor": 0.1}
     for collator, settings, said in (
@@ -150,19 +139,13 @@ WINDOW = torch.tensor([[1, 1, 1, 257, 1, 1]])
         ({"input_ids": None}, "phase: give the windows too"),
     ],
 )
-def test_windows_that_are_none_are_refused(given, said):
-    model = wrapped_model("llama", block_size=BLOCK)
+def test_windows_that_are_none_are_refused(wrapped, given, said):
     with pytest.raises(UserError, match=said):
-        model(**{"input_ids": WINDOW, "phase": torch.zeros(1, dtype=torch.int64), **given})
+        wrapped(**{"input_ids": WINDOW, "phase": torch.zeros(1, dtype=torch.int64), **given})
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_collator_of_another_block_size_is_noticed(wrapped, documents, packed):
     batch = LandmarkCollator(wrapped_model("llama", block_size=BLOCK + 1), length=10, packed=packed)(documents)
     with pytest.raises(UserError, match=r"window \d has .* landmark at token \d"):
-        wrapped(**batch)
-    batch = LandmarkCollator(wrapped, length=10, packed=packed)(documents)
-    wrapped(**batch)
-    batch["phase"] = (batch["phase"] + 1) % (BLOCK + 1)
-    with pytest.raises(UserError, match="window 0 has no landmark at token"):
         wrapped(**batch)

@@ -10,7 +10,7 @@ from landmark.attention.rotary import RotaryTable
 from landmark.memory.layer import LayerMemory, Question, Stingy
 from landmark.memory.select import Best, Faiss, SecondLook
 from landmark.memory.select.scores import best_in_order
-from landmark.memory.settings import INDICES, MAPPINGS, TIERS
+from landmark.memory.settings import MAPPINGS, TIERS
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
@@ -64,12 +64,8 @@ def filled(blocks, heads=2, dim=8, batch=2, seed=0, clusters=None):
 def question(store, queries, k, heads=4, dim=8, batch=2, seed=1):
     """What random queries ask, not rotated, so that they are the same at every lag."""
     q = torch.randn(batch, heads, queries, dim, generator=torch.Generator().manual_seed(seed))
-    of_queries = {
-        "q": q,
-        "start": 0,
-        "rotary": RotaryTable(torch.zeros(dim // 2)),
-        "lags": Stingy().lags(store.added, k, 2),
-    }
+    of_queries = {"q": q, "start": 0, "rotary": RotaryTable(torch.zeros(dim // 2))}
+    of_queries["lags"] = Stingy().lags(store.added, k, 2)
     scoring = {"gate": Grouped(), "scale": 1.0, "softcap": None, "backend": "blockwise"}
     return q, Question(layer=1, position=0, state=LayerMemory(store), block_size=1, **of_queries, **scoring)
 
@@ -90,10 +86,8 @@ def test_few_candidates_by_the_definition():
 
 
 def test_the_inverted_file_finds_most_as_it_grows():
-    """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate.
-
-    Few blocks need no lists.
-    """
+    """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate. Few
+    blocks need no lists."""
     (_, asked), few = question(filled(300), 3, 4), Faiss()
     few.choose(asked, 4)
     assert isinstance(few.indices[asked.store]._indices[0], faiss.IndexFlat)
@@ -112,13 +106,12 @@ def test_the_inverted_file_finds_most_as_it_grows():
     assert kinds == [49, 49, 104, 217]
 
 
-@pytest.mark.parametrize("index", INDICES[1:])
-def test_a_loaded_memory_and_reordered_samples_are_indexed_anew(tmp_path, index):
+def test_a_loaded_memory_and_reordered_samples_are_indexed_anew(tmp_path):
     (q, k, v, _), swapped = texts(90), torch.tensor([1, 0])
-    memory = new_memory(k=2, index=index)
+    memory = new_memory(k=2, index="faiss")
     feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     memory.save(tmp_path / "book")
-    loaded = new_memory(k=2, index=index, tier="disk")
+    loaded = new_memory(k=2, index="faiss", tier="disk")
     loaded.load(tmp_path / "book")
     reordered, rest = memory.select_samples(swapped), [x[:, :, 60:] for x in (q, k, v)]
     expected = feed(memory, *rest, [20, 10])

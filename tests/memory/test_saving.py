@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from safetensors.torch import load_file, save_file
 
-from landmark.attention import Grouped
+from landmark.attention import Grouped, Scoring
 from landmark.attention.keys import Keys
 from landmark.memory import saving
 from landmark.memory.saving import HASHES
 from landmark.memory.settings import MAPPINGS, TIERS
+from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.saved import hash_again
@@ -274,25 +275,26 @@ def test_what_does_not_fit_or_was_changed_is_refused(book, change, given, said):
     assert memory.position == 0
 
 
-def test_it_goes_on_with_keys_of_its_shape(book):
-    (memory := of_model()).load(book)
+def test_it_goes_on_with_keys_of_its_shape_and_has_all_wanted_blocks(saved_once):
+    (memory := of_model()).load(saved_once / "book")
     with pytest.raises(UserError, match="the memory has keys like"):
         memory.attend(1, *(torch.ones(1, 1, 1, 2) for _ in range(3)))
-
-
-def test_a_memory_that_dropped_wanted_blocks_is_refused(saved_once):
     with pytest.raises(UserError, match="memory.blocks=None: .* has only the last 6 blocks; set memory.blocks=6"):
         of_model().load(saved_once / "few")
 
 
-@pytest.mark.parametrize("tier", ["disk", "device"])
-def test_files_may_not_grow_further(tmp_path, tier):
+@pytest.mark.parametrize("where", ["disk", "device", "without landmarks"])
+def test_files_may_not_grow_further(tmp_path, where):
     """A real write that the system refuses, while reading or saving: the process may write files of 100 KB."""
     x, (soft, hard) = torch.randn(1, 2, 6000, 32), resource.getrlimit(resource.RLIMIT_FSIZE)
-    memory = new_memory(50, k=2, tier=tier, folder=tmp_path)
 
     def read_and_save():
-        feed(memory, x, x, x, [200] * 30)
+        if where == "without landmarks":
+            memory = SummaryMemory(8, 4, window=16)
+            memory.attend(0, x, x, x, Scoring())
+            memory.commit()
+        else:
+            feed(memory := new_memory(50, k=2, tier=where, folder=tmp_path), x, x, x, [200] * 30)
         memory.save(tmp_path / "book")
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

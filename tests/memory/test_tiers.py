@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from landmark.attention import ContextMiss
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.settings import GRANULARITIES, MAPPINGS
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_store import ROWS, SPARE
 from landmark.memory.store.tiers import BlockCache, TierCounts
@@ -52,17 +52,6 @@ def test_every_tier_gives_the_same_bits(case):
     assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["lookups"] > 0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("cache", [1, 3, 100])
-def test_copies_to_a_gpu_arrive_before_they_are_read(granularity, cache):
-    q, k, v, _ = (x.cuda() for x in texts(2000, dim=32))
-    settings = {"block_size": 5, "k": 4, "granularity": granularity, "cache": cache}
-    outs = [feed(new_memory(**settings, tier=tier), q, k, v, [250] * 8) for tier in TIERS]
-    assert torch.equal(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
-
-
 def test_counts_of_hits_misses_and_bytes():
     """Two heads read the last two blocks of ten tokens; what a chunk has fetched, the next finds."""
     q, k, v, _ = texts(48, (2, 2), batch=1)
@@ -96,10 +85,8 @@ def rows_of(places, width):
 
 
 def test_the_least_recently_used_block_is_dropped_first():
-    """Of fetches, the places asked for and those that are not in the cache; an int: the block is overwritten.
-
-    Where one needs more than there is room for, what is missing is read past the cache.
-    """
+    """Of fetches, the places asked for and those that are not in the cache; an int: the block is overwritten. Where one
+    needs more than there is room for, what is missing is read past the cache."""
     cache, counts = BlockCache(3, torch.zeros(1, 1, 1, 2, 2)), TierCounts()
     cache.reserve(10)
     fetches = [((1, 2, 1), [1, 2]), ((3,), [3]), ((2, 3), []), ((4,), [4]), ((2, 3, 4), []), ((1,), [1])]
@@ -148,18 +135,13 @@ def test_a_store_reserves_little_more_than_it_holds_and_no_more_where_it_knows_w
     assert max_blocks == 700 or kept < told.capacity <= (kept + 1) * (1 + 1 / SPARE) + ROWS
 
 
-def test_a_file_has_no_name_no_folder_is_left_and_what_the_disk_refuses_says_where(tmp_path, monkeypatch):
-    q, k, v, _ = texts(60)
-    memory = new_memory(k=2, tier="disk", folder=tmp_path)
-    feed(memory, q, k, v, [20, 20, 20])
-    assert memory.stats["bytes_kept"] > 0
-    assert list(tmp_path.iterdir()) == []
+def test_what_the_disk_refuses_says_where(tmp_path, monkeypatch):
+    """A full disk, and that files have no name, is in test_saving.py."""
 
-    # A full disk is in test_saving.py.
     def broken(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    q, k, v, _ = texts(60)
+    q, k, v, _ = texts(40)
     with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot make a file there"):
         feed(new_memory(tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])
     monkeypatch.setattr(os, "pwrite", broken)

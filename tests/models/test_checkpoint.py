@@ -11,6 +11,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from safetensors.torch import save_file
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import landmark
 from landmark.config.schema import ModelConfig
@@ -114,6 +115,15 @@ def written(file, content, again=False):
     return changed
 
 
+def edited(**changes):
+    return lambda folder: edit(folder / CONFIGURATION, **changes)
+
+
+def poisoned(value):
+    tensor = torch.full((16,), value)
+    return written(WEIGHTS, lambda old: save_tensors(load_tensors(old) | {"norm.weight": tensor}), True)
+
+
 WEIGHTS, CONFIGURATION = "model.safetensors", "config.json"
 RETRAIN = r"weights\.sha256.*: delete the folder and train again"
 
@@ -126,30 +136,15 @@ RETRAIN = r"weights\.sha256.*: delete the folder and train again"
         (written(WEIGHTS, lambda _: None), r"model\.safetensors does not exist"),
         *((written(HASHES, lambda _, new=new: new), RETRAIN) for new in (None, b"", b"0000")),
         (written(WEIGHTS, lambda _: save_tensors({"embedding.weight": torch.zeros(3, 3)}), True), "does not fit"),
-        *(
-            (
-                written(WEIGHTS, lambda old, x=x: save_tensors(load_tensors(old) | {"norm.weight": x}), True),
-                r"the weight norm\.weight has values that are not finite",
-            )
-            for x in (torch.full((16,), math.nan), torch.full((16,), math.inf))
-        ),
-        *(
-            (written(CONFIGURATION, lambda _, text=text: text, True), said)
-            for text, said in (
-                (b"[]", r"config\.json"),
-                (b'{"kind": "l', r"config\.json"),
-                (b"{}", r"config\.json.*kind"),
-            )
-        ),
-        *(
-            (lambda folder, change=change: edit(folder / CONFIGURATION, **change), said)
-            for change, said in (
-                ({"num_layers": "two"}, r"config\.json"),
-                ({"colour": "red"}, r"model\.colour"),
-                ({"landmark_key": "pooled"}, "landmark_key=pooled"),
-                ({"short_convolution": 4}, "model.short_convolution: there is no such setting"),
-            )
-        ),
+        (poisoned(math.nan), r"the weight norm\.weight has values that are not finite"),
+        (poisoned(math.inf), r"the weight norm\.weight has values that are not finite"),
+        (written(CONFIGURATION, lambda _: b"[]", True), r"config\.json"),
+        (written(CONFIGURATION, lambda _: b'{"kind": "l', True), r"config\.json"),
+        (written(CONFIGURATION, lambda _: b"{}", True), r"config\.json.*kind"),
+        (edited(num_layers="two"), r"config\.json"),
+        (edited(colour="red"), r"model\.colour"),
+        (edited(landmark_key="pooled"), "landmark_key=pooled"),
+        (edited(short_convolution=4), "model.short_convolution: there is no such setting"),
     ],
 )
 def test_damaged_and_changed_files_are_refused_in_one_line(folder, damage, said):
@@ -188,6 +183,10 @@ def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
     others = replace(config, options={"fan_out": 2}), replace(config, keys=replace(config.keys, norm=True))
     assert {each.fingerprint() for each in same} == {config.fingerprint()}
     assert len({each.fingerprint() for each in (config, *others)}) == 3
+    one, other = new(), new()
+    assert one.fingerprint() == other.fingerprint()
+    other.norm.weight.data[0] += 1
+    assert one.fingerprint() != other.fingerprint() == other.new_memory().model()
     decoder_config(ModelConfig("transformer", **WIDTHS, block_size=0))
     with pytest.raises(UserError, match="model=transformer has no landmarks"):
         decoder_config(ModelConfig("transformer", **WIDTHS), cmt=True)
@@ -222,36 +221,14 @@ def test_one_changed_number_type_or_shape_is_another_model_and_a_weight_without_
         weights_digest(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
 
 
-class Quantised(torch.Tensor):
-    """A weight of integers with a scale, which computes nothing by itself."""
-
-    @staticmethod
-    def __new__(cls, numbers, scale):
-        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
-
-    def __init__(self, numbers, scale):
-        self.numbers, self.scale = numbers, scale
-
-    def __tensor_flatten__(self):
-        return ["numbers", "scale"], {}
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, size, stride):
-        return Quantised(**inner)
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.detach.default:
-            return Quantised(args[0].numbers, args[0].scale)
-        raise NotImplementedError(function)
-
-
 def test_quantised_weights_are_their_numbers_and_scales():
-    def quantised(number=1, scale=0.5):
+    """As of a tensor that is made of two others."""
+
+    def quantised(number=1.0, scale=0.5):
         layer = nn.Linear(2, 2, bias=False)
-        numbers = torch.tensor([[number, 2], [3, 4]], dtype=torch.int8)
-        layer.weight = nn.Parameter(Quantised(numbers, torch.tensor(scale)), requires_grad=False)
+        weight = TwoTensor(torch.tensor([[number, 2], [3, 4]]), torch.full((2, 2), scale))
+        layer.weight = nn.Parameter(weight, requires_grad=False)
         return weights_digest(layer)
 
     assert quantised() == quantised()
-    assert len({quantised(), quantised(number=0), quantised(scale=0.25)}) == 3
+    assert len({quantised(), quantised(number=0.0), quantised(scale=0.25)}) == 3

@@ -173,22 +173,40 @@ def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
         assert int(scores[query, : query + 1].argmax()) == query - 39, query
 
 
-@pytest.mark.parametrize(("config", "counts"), [(XL, [12, 17, 9]), (LANDMARK, [38])])
-def test_losses_are_those_of_windows_and_count_only_targets(config, counts):
-    model, phase = tiny(config), torch.tensor([1, 4, 0])
-    tokens, targets = torch.randint(0, 50, (2, 3, 15))
-    targets[0, :7] = -100
-    losses = list(model.window_losses(WindowBatch(tokens, targets, phase)))
-    assert [int(count) for _, count in losses] == counts
-    assert isinstance(losses[0][1], torch.Tensor), "reading it would wait for a GPU"
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("config", "few", "counts"),
+    [
+        *((config, few, counts) for config in (TINY, LANDMARK) for few, counts in ((False, [38]), (True, [3]))),
+        (XL, False, [12, 17, 9]),
+        (XL, True, [2, 1, 0]),
+    ],
+)
+def test_losses_are_those_of_windows_and_count_only_targets(config, few, counts, weighted, monkeypatch):
+    """Losses and gradients are those of all logits; where few positions have a target the head sees these alone."""
+    model, phase, seen = tiny(config), torch.tensor([1, 4, 0]), []
+    tokens, targets = torch.randint(0, 50, (2, 3, 15), generator=torch.Generator().manual_seed(3))
+    scored = [3, 17, 24] if few else [*range(7, 45)]
+    targets = torch.full((45,), NO_LOSS).index_copy(0, torch.tensor(scored), targets.flatten()[scored]).view(3, 15)
+    weights = torch.rand(3, 15, dtype=torch.float64) if weighted else None
     if config is XL:
         memory = RecurrentMemory(4)
         logits = torch.cat([model(part, memory=memory) for part in tokens.split(6, 1)], 1)
     else:
         logits = model.head(model.hidden(tokens, phase))
-        assert not torch.allclose(model.hidden(tokens, torch.zeros(3, dtype=torch.int64)), model.hidden(tokens, phase))
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(sum(loss for loss, _ in losses), expected)
+    head = model.head
+    monkeypatch.setattr(model, "head", lambda hidden: seen.append(hidden.shape[:2].numel()) or head(hidden))
+    losses = list(model.window_losses(WindowBatch(tokens, targets, phase, weights=weights)))
+    assert sum(seen) == (3 if few else 45)
+    assert [int(count) for _, count in losses] == counts
+    assert isinstance(losses[0][1], torch.Tensor), "reading it would wait for a GPU"
+    every = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    totals = sum(loss for loss, _ in losses), (every if weights is None else every * weights.flatten()).sum()
+    torch.testing.assert_close(*totals)
+    found, expected = (torch.autograd.grad(total, list(model.parameters())) for total in totals)
+    torch.testing.assert_close(found, expected)
+    if config is LANDMARK:
+        assert not torch.allclose(model.hidden(tokens, torch.zeros_like(phase)), model.hidden(tokens, phase))
 
 
 def test_transformer_xl_gradient_stops_at_the_window():
@@ -288,34 +306,6 @@ def test_positions_are_those_of_the_batch():
 def test_what_does_not_fit_the_model_is_refused(use, message):
     with pytest.raises(UserError, match=message):
         use()
-
-
-@pytest.mark.parametrize("config", [TINY, LANDMARK, XL], ids=["plain", "landmark", "xl"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_only_positions_with_a_target_get_logits(config, weighted, monkeypatch):
-    """Loss and gradients are those of all logits; the head sees the scored positions alone, if they are few."""
-    tokens = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(3))
-    targets = torch.full((2, 12), NO_LOSS)
-    targets[0, 3], targets[1, 2], targets[1, 9] = 7, 8, 9
-    weights = torch.rand(2, 12, dtype=torch.float64) if weighted else None
-    batch = WindowBatch(tokens, targets, weights=weights, phase=torch.zeros(2, dtype=torch.int64))
-    model = tiny(config)
-    seen = []
-    head = model.head
-    monkeypatch.setattr(model, "head", lambda hidden: seen.append(hidden.shape[:2].numel()) or head(hidden))
-
-    losses = sum(loss for loss, _ in model.window_losses(batch))
-    losses.backward()
-    assert sum(seen) == 3
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-
-    model.zero_grad()
-    monkeypatch.setattr(Decoder, "loss", lambda self, h, t, w: summed_loss(self.head(h), t, w))
-    every = sum(loss for loss, _ in model.window_losses(batch))
-    every.backward()
-    assert torch.allclose(losses, every, rtol=1e-12, atol=0)
-    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
-        assert torch.allclose(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
 
 
 # ---- the loss of a large vocabulary in parts, by the kernel, interpreted, and without it, against cross-entropy

@@ -4,8 +4,6 @@ import errno
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import closing
 
@@ -86,17 +84,6 @@ def test_the_bytes_on_disk_count(start, model, document, tmp_path):
     assert sum(counted.values()) == sum(path.stat().st_size for path in files(tmp_path))
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(start, document, tmp_path):
-    memories = start()
-    memories.save(KEY, "one", document)
-    (path,) = tmp_path.rglob("windows.safetensors")
-    path.unlink()
-    os.mkfifo(path)
-    assert memories.list(KEY) == {}
-    with pytest.raises(Failed, match="its files are damaged"):
-        memories.ids(KEY, "one")
-
-
 def test_on_a_full_disk_it_starts_and_documents_can_be_deleted(start, document, tmp_path, monkeypatch):
     first = start()
     first.save(KEY, "one", document)
@@ -149,29 +136,20 @@ def test_any_flipped_bit_is_noticed(start, document, tmp_path):
     assert torch.equal(memories.memory(KEY, "one").ids, document.ids)
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from landmark.serving.memories import Memories, ServerSettings
-memories = Memories(ServerSettings(Path(sys.argv[1]), ("a-key",)), None)
-print("here", flush=True)
-time.sleep(600)
-"""
-
-
 def test_one_server_at_a_time_has_a_folder_that_can_be_one(tmp_path):
     """Each of two would delete what the other is about to save. The lock of one that was killed is no more."""
-    folder = tmp_path / "memories"
-    first = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert first.stdout.readline() == "here\n"
-        said = "another server keeps its memories here: stop it, or name another folder"
-        with pytest.raises(UserError, match=said):
-            Memories(ServerSettings(folder, (KEY,)), None)
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    Memories(ServerSettings(folder, (KEY,)), None).close()
+    settings = ServerSettings(tmp_path / "memories", (KEY,))
+    said = "another server keeps its memories here: stop it, or name another folder"
+    with closing(Memories(settings, None)), pytest.raises(UserError, match=said):
+        Memories(settings, None)
+    if not (child := os.fork()):
+        try:
+            _held = Memories(settings, None)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    Memories(settings, None).close()
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="memories cannot be kept here"):
         Memories(ServerSettings(tmp_path / "file", (KEY,)), None)

@@ -51,7 +51,8 @@ def test_a_completion_is_what_the_model_generates_of_the_tokenizers_ids(settings
             expected = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
             found = running.ask(prompt)
             assert found.choices[0].text == tokenizer.decode(expected)
-            assert found.usage.prompt_tokens == ids.shape[1]
+            assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (ids.shape[1], len(expected))
+            assert running.ask(ids[0].tolist()).choices == found.choices
         if model.landmarks.token is not None:
             assert running.ask("a <landmark>").usage.prompt_tokens == len("a <landmark>") + 1
         but = ", without 259" if model.landmarks.token else "$"

@@ -23,6 +23,7 @@ from landmark.utils.trust import name_modules
 from tests.configurations import compose_conf
 from tests.saved import edit, hash_again, saved_run
 
+KERNELS = "names the kernels 'org/kernel': they are not fetched or run"
 PAYLOAD = "open('ran', 'w')\nModel = make_source = lambda *a, **k: None\n"
 
 
@@ -108,48 +109,40 @@ class TestTransformers:
         assert not Path("ran").exists()
 
     @pytest.mark.parametrize(
-        ("how", "said"),
+        ("file", "values", "said"),
         [
-            ("pickle", "holds no causal language model that transformers can read"),
-            ("outside", r"names the file '\.\./outside\.safetensors', which is not in its folder"),
-            ("adapter", "is an adapter, which names another model"),
-            ("kernels", "names the kernels 'org/kernel': they are not fetched or run"),
-            ("no numbers", "holds no"),
-            ("no right", r"config\.json cannot be read: make it readable"),
-            ("no weight", r"1 weight missing, lm_head\.weight is the first"),
+            ("adapter_config.json", {"base_model_name_or_path": "x"}, "is an adapter, which names another model"),
+            ("config.json", {"text_config": {"attn_implementation": "org/kernel"}}, KERNELS),
+            ("tokenizer_config.json", {"model_max_length": "many"}, "holds no"),
+            ("model.safetensors.index.json", {"weight_map": {"a": "../a.safetensors"}}, "which is not in its folder"),
+            ("config.json", None, r"config\.json cannot be read: make it readable"),
+            ("model.safetensors", None, r"1 weight missing, lm_head\.weight is the first"),
+            ("pytorch_model.bin", None, "holds no causal language model that transformers can read"),
         ],
     )
-    def test_it_is_refused_here_and_by_the_server(self, folder, how, said, monkeypatch, capsys):
+    def test_it_is_refused_here_and_by_the_server(self, folder, file, values, said, monkeypatch, capsys):
         from landmark.data.tokenizers import open_pretrained
         from landmark.huggingface import load
         from landmark.models.pretrained import size_of
         from landmark.serving.__main__ import main
 
-        if how == "pickle":
-            (folder / "model.safetensors").unlink()
-            torch.save({}, folder / "pytorch_model.bin")
-        elif how == "outside":
-            shutil.move(folder / "model.safetensors", folder.parent / "outside.safetensors")
-            index = {"metadata": {}, "weight_map": {"lm_head.weight": "../outside.safetensors"}}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        elif how == "adapter":
-            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
-        elif how == "kernels":
-            change(folder / "config.json", text_config={"attn_implementation": "org/kernel"})
-        elif how == "no right":  # an administrator has all
+        if values is not None:
+            change(folder / file, **values)
+        elif file == "config.json":  # without the right to read it; an administrator has all
             monkeypatch.setattr(os, "access", lambda path, mode: False)
-        elif how == "no weight":
-            tensors = load_file(folder / "model.safetensors")
+        elif file == "model.safetensors":
+            tensors = load_file(folder / file)
             del tensors["lm_head.weight"]
-            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+            save_file(tensors, folder / file, {"format": "pt"})
         else:
-            change(folder / "tokenizer_config.json", model_max_length="many")
+            (folder / "model.safetensors").unlink()
+            torch.save({}, folder / file)
         with pytest.raises(UserError, match=said):
             load(folder)
-        if how == "no numbers":
+        if file == "tokenizer_config.json":
             with pytest.raises(UserError, match="holds no tokenizer that can be used here"):
                 open_pretrained(folder)
-        if how == "kernels":
+        if said == KERNELS:
             with pytest.raises(UserError, match=said):
                 size_of(str(folder))
         monkeypatch.setenv("LANDMARK_API_KEY", "key")
@@ -161,7 +154,7 @@ class TestTransformers:
 
 
 def change(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
 
 
 class TestRecord:

@@ -134,14 +134,3 @@ def test_a_question_goes_through_the_models_template(ask):
         else:
             assert out == said + "\n" or len(prompt) > len(BOOK)
         assert f"{ids.shape[1]} tokens read" in err
-
-
-def test_a_text_is_read_without_an_answer_and_asked_later(ask, counted):
-    book, kept, question = f"prompt_file={ask.folder / 'book.txt'}", ask.folder / "m", "prompt=Who?"
-    out, err = ask("task=generate", book, "generate.tokens=0", f"memory.save={kept}")
-    assert out == ""
-    assert sum(counted) == len(BOOK)
-    assert f"memory of {len(BOOK) // 6} blocks" in err
-    now, _ = ask("task=generate", book, question)
-    later, _ = ask("task=generate", f"memory.load={kept}", question)
-    assert now == later != "\n"

@@ -71,6 +71,7 @@ def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
     assert now == expected(ask.model, BOOK, QUESTION.strip(), k=2)
     nothing, statistics = ask(book, f"memory.save={ask.folder / 'memory'}", f"memory.tier={tier}", "retrieval.k=2")
     assert nothing == "\n"
+    assert ask(book, "generate.tokens=0")[0] == ""
     assert statistics.startswith(f"{len(BOOK)} tokens read")
     for _ in range(2):
         later, statistics = ask(

@@ -73,6 +73,7 @@ def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
     assert nothing == "\n"
     assert ask(book, "generate.tokens=0")[0] == ""
     assert statistics.startswith(f"{len(BOOK)} tokens read")
+    assert f"memory of {len(BOOK) // 20} blocks" in statistics
     for _ in range(2):
         later, statistics = ask(
             question, f"memory.load={ask.folder / 'memory'}", "retrieval.k=2", f"memory.tier={tier}"

@@ -33,15 +33,11 @@ while [[ $1 == --* ]]; do
   [[ $1 == --output ]] && shift && output=${1//%A_%a/7_$SLURM_ARRAY_TASK_ID}
   shift
 done
-"$@" >"${output//%t/0}" 2>&1
-"""
-SRUN_ON_TWO = """#!/bin/bash
-while [[ $1 == --* ]]; do
-  [[ $1 == --output ]] && shift && output=${1//%j/$SLURM_JOB_ID}
-  shift
-done
-export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=1 SLURM_NNODES=2 SLURM_NODELIST=127.0.0.1
-for node in 0 1; do
+if [[ $NODES ]]; then
+  export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=1 SLURM_NNODES=2 SLURM_NODELIST=127.0.0.1
+fi
+output=${output//%j/$SLURM_JOB_ID}
+for node in ${NODES:-0}; do
   SLURM_PROCID=$node SLURM_NODEID=$node SLURM_LOCALID=0 "$@" >"${output//%t/$node}" 2>&1 &
 done
 wait
@@ -80,14 +76,14 @@ def test_first_trains_then_evaluates(tmp_path):
     assert read_json(record)["provenance"]["command"] == alone
 
 
-def slurm(folder, srun=SRUN):
-    """An environment in which Slurm's commands are stand-ins."""
+def slurm(folder, **variables):
+    """An environment in which Slurm's commands are stand-ins. NODES: two of them, else one."""
     tools = folder / "bin"
     tools.mkdir()
-    for name, text in (("sbatch", SBATCH), ("srun", srun), ("sacct", SACCT)):
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    return os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    return os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"} | variables
 
 
 def test_slurm_gets_an_array(tmp_path):
@@ -107,7 +103,7 @@ def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     """A process on each, of which the first prepares, tells the other what to train, and writes the record."""
     arguments = ["-m", *TINY, f"output={tmp_path}", "task=train", "row=plain_512", "trainer=ddp"]
     cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=1"]
-    environment = slurm(tmp_path, SRUN_ON_TWO) | {"MASTER_PORT": str(free_port())}
+    environment = slurm(tmp_path, NODES="0 1", MASTER_PORT=str(free_port()))
     done = start(*arguments, *cluster, "trainer.accelerator=cpu", environment=environment)
     folder = tmp_path / "sweeps" / ".submitit" / "7"
     logs = [file.read_text() for file in sorted(folder.glob("7_*_log.*"))]

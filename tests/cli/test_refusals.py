@@ -44,8 +44,6 @@ TINY data.cache=a.txt/x task=prepare → a.txt/x: Not a directory: no folder can
 tokenizer=bytes data.path=nowhere task=prepare → nowhere
 trainer.threads=100000 → trainer.threads=100000: must be at least 1 and at most 1024
 train.warmup=1 → train.warmup=1.0: must be above 0 and below 1
-train.max_lr=0 → train.max_lr=0.0: must be above 0
-seed=99999999999999999999 → seed=99999999999999999999: must be a number of at most
 "data.cache='NOTEXT'" → must be text in UTF-8
 -m TINY model=glob(lstm*) → glob(lstm*): matches nothing in conf/model
 -m TINY train.max_lr=interval(0,1) → train.max_lr=interval(0,1): has no list of
@@ -73,22 +71,18 @@ SLURM hydra.launcher.comment=${oc.env:SECRET} → Unsupported interpolation type
 name=${oc.decode:single} → Unsupported interpolation type oc.decode
 "+rows.a='hydra.searchpath=[pkg://proof]'" → hydra.searchpath=[pkg://proof]: settings of Hydra are for its command
 train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
-trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
 "+rows.a='start_run={a:1}'" → start_run: is filled in, name the row to start from by start=
 -m seed=range(5,1) → seed=range(5,1): has no value
-seeds=[[1]] → seeds=[[1]]: must be a list of single values
 ~train → ~train: no setting can be taken out, give it another value
 plan → plan: is no setting, write task=plan
 quickstart → quickstart: is no setting, write +experiment=quickstart
 hello → hello: is no setting, write KEY=VALUE
-rows=x → rows=x: must be a mapping, as {name: value}
 steps=60 → steps: there is no such setting; did you mean train.steps?
 k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
 "name='ESC[2J'" → name=\x1b[2J: must be of letters
 model=transformer memory.window=9 memory.sinks=-1 → memory.sinks=-1: must be at least 0
-eval.local=0 → eval.local=0: must be at least 1
 eval.local=513 → eval.local=513 is longer than eval.length=512
 size=nano eval.length=8192 → raise eval.span to at least 8192
 eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4: eval.task=copy
@@ -97,8 +91,6 @@ train.k=[4] train.local=512 train.length=512 → train.local=512: must be less t
 train.length=50 → model.block_size=50: a window of train.length=50 has no room for a block and its landmark
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
-data.repeats=[nan] → data.repeats=nan: must be a finite number
-positions=jumps positions.p_jump=0 → positions.p_jump=0: must be at least 1
 data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
 model=transformer model.fan_out=4 → model.fan_out=4: is for model=landmark
@@ -159,7 +151,6 @@ model=transformer eval.local=360 → keeps no memory between chunks
 eval.length=2048 eval.task=unique_blocks retrieval.k=0 → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks model=transformer → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
-model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, transformer_xl
 model.block_size=null → model.block_size=null: a landmark model needs it
 model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
 model=transformer_xl model.cache=null → model.cache=null: a transformer_xl model needs it
@@ -201,7 +192,8 @@ OUT_OF_RANGE = """
 train.weight_decay=-1 seeds=[0,-1] generate.top_p=0 generate.temperature=-1 train.steps=0 train.k=[4,0] model.fan_out=1
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
-train.final_lr=inf
+train.final_lr=inf train.max_lr=0 seed=99999999999999999999 trainer.accelerator=zzz eval.local=0 positions.p_jump=0
+data.repeats=[nan] model.kind=mamba seeds=[[1]] rows=x
 """
 LINES = [*REFUSED.splitlines(), *(f"{word} → {word.partition('=')[0]}=…: must be " for word in OUT_OF_RANGE.split())]
 

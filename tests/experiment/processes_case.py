@@ -1,4 +1,8 @@
-"""Processes that train nothing: they wait, fail, are stopped, or do not come."""
+"""Processes that train nothing, as they wait, fail, are stopped, or do not come; and one that kills itself.
+
+python tests/experiment/processes_case.py MARK ARGUMENTS…: the command line in one of several processes. The last kills
+itself once, after step 5, and leaves the file MARK. Each that ends leaves MARK.RANK.threads with its threads' names.
+"""
 
 import atexit
 import os
@@ -11,9 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from landmark.cli.main import main
 from landmark.cli.terminal import reported
 from landmark.experiment import processes
 from landmark.experiment.processes import joined, tell
+from landmark.training.progress_callback import ProgressCallback
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 
@@ -54,3 +60,32 @@ def add(case: str) -> None:
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total == dist.get_world_size()
+
+
+def kill_once(mark: Path) -> None:
+    team = started_together()
+    is_last = team.rank == team.size - 1
+    shown = ProgressCallback.on_train_batch_end
+
+    def show_and_die(self, trainer, *arguments):
+        shown(self, trainer, *arguments)
+        if trainer.global_step == 5 and is_last and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ProgressCallback.on_train_batch_end = show_and_die
+
+
+def write_threads(file: Path) -> None:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    file.write_text("\n".join(names))
+
+
+if __name__ == "__main__":
+    mark = Path(sys.argv.pop(1))
+    kill_once(mark)
+    atexit.register(write_threads, mark.with_name(f"{mark.name}.{os.environ['RANK']}.threads"))  # after those of main
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out

@@ -1,7 +1,4 @@
-"""One training by several processes, which torchrun or srun started.
-
-tests/training/ compares such trainings with one process; tests/cli/test_launchers.py starts some with srun's variables.
-"""
+"""One training by several processes; tests/training/ compares it with one, tests/cli/test_launchers.py has srun's."""
 
 import os
 import re
@@ -104,7 +101,7 @@ def test_a_command_on_two_devices_names_the_one_that_starts_them(tmp_path):
 def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):
     """From its last checkpoint, bit for bit: SIGKILL of the second process after step 5. No thread is left."""
     torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command = ["tests/experiment/killed_once.py", str(tmp_path / "killed"), *TINY, f"output={tmp_path / 'output'}"]
+    command = ["tests/experiment/processes_case.py", str(tmp_path / "killed"), *TINY, f"output={tmp_path / 'output'}"]
     # Else PyTorch keeps one store for all starts, and a process may read from it where the killed ones listened.
     done = start(*torchrun, *command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1").wait()
     assert done.returncode == 0, done.stderr
@@ -140,20 +137,19 @@ def test_who_was_started_together(monkeypatch, variables, team):
     assert Team(5, 8, 4).machines == 2
 
 
-def test_products_are_as_exact_as_float32_and_weights_the_same(configure):
+def test_products_are_as_exact_as_float32_weights_the_same_and_a_record_says_how_they_are_computed(
+    configure, monkeypatch
+):
     state = torch.get_rng_state()
     set_up_processor(configure("trainer=cpu"))
     assert torch.equal(torch.get_rng_state(), state)
     a, b = torch.randn(16, 102, 128), torch.randn(16, 128, 510)
     exact = a.double() @ b.double()
     assert ((a @ b).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
-
-
-@pytest.mark.parametrize(("is_exact", "chosen"), [(True, "medium"), (False, "highest")])
-def test_a_record_says_how_products_are_computed(configure, monkeypatch, is_exact, chosen):
-    monkeypatch.setattr(runner, "_is_onednn_exact", lambda: is_exact)
-    set_up_processor(configure("trainer=cpu"))
-    assert hardware()["matmul"] == chosen
+    for is_exact, chosen in ((True, "medium"), (False, "highest")):
+        monkeypatch.setattr(runner, "_is_onednn_exact", lambda is_exact=is_exact: is_exact)
+        set_up_processor(configure("trainer=cpu"))
+        assert hardware()["matmul"] == chosen
 
 
 def test_threads_are_torchs_own_or_those_asked_for_and_processes_share_the_cores(configure, monkeypatch):

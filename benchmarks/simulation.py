@@ -190,14 +190,14 @@ def of_step(runs: Sequence[Cost], machine: Machine) -> Iterable[list[str]]:
 
 
 def of_llama(machine: Machine) -> Iterable[list[str]]:
-    """A line for each window and number of GPUs."""
+    """A line for each window: tokens a second by number of GPUs."""
     for window, name in ((4_096, "4 K"), (32_768, "32 K"), (131_072, "128 K")):
+        line = [name]
         for gpus in GPUS[1:]:
             work = Work(LLAMA, max(1 << 22, window * gpus), keys_per_query(window), sharded=True, recomputes=True)
-            step = simulate(work, gpus, machine)
-            speed = work.tokens / step.seconds
-            told = [f"{speed:,.0f}", f"{1e9 / speed / 3600:,.1f}"]
-            yield [name, str(gpus), *(told if fits(work, gpus, machine, window) else ["does not fit", ""])]
+            speed = work.tokens / simulate(work, gpus, machine).seconds
+            line.append(f"{speed:,.0f}" if fits(work, gpus, machine, window) else "does not fit")
+        yield line
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -212,7 +212,7 @@ def report() -> str:
     large = replace(machine, utilisation=LARGE)
     *_, slow = of_step(runs, thin)
     step = ["GPUs", "ms a step", "speed-up", "waiting", "h, all eight runs", "GPUs of a run"]
-    llama = ["window", "GPUs", "tokens/s", "h for 10⁹ tokens"]
+    llama = ["window", *(f"tokens/s on {gpus} GPUs" for gpus in GPUS[1:])]
     return TEXT.format(
         machine=machine,
         gpu="../benchmarks/README.md#on-a-gpu",

@@ -178,7 +178,7 @@ def test_failure_leaves_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path
 
 
 def test_of_callers_at_once_one_works(many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, caplog, monkeypatch):
-    """And those that wait. tests/test_kills.py kills one anywhere; test_launches.py one that has this kind of lock."""
+    """And those that wait. tests/test_storage.py kills one anywhere; test_launches.py one with such a lock."""
     encoded, corpora = [], []
     all_asked, encode = threading.Barrier(3), type(byte_tokenizer).encode
     monkeypatch.setattr(type(byte_tokenizer), "encode", lambda self, text: encoded.append(text) or encode(self, text))

@@ -34,35 +34,23 @@ def settings(scorer="landmark", k=2, **changes) -> Config:
 
 
 def test_counts_the_prompts_that_are_answered_and_parts_of_an_answer(monkeypatch):
-    corpus = SyntheticCorpus(Passkey(), BYTES)
-    prompts = {tuple(p.tokens.tolist()): p.answer for p in corpus.prompts("test", 310, 9)}
-    wrong = list(prompts)[3]
-
-    def answer(model, read, count, local, memory, progress):
-        assert local == 100
-        assert isinstance(memory, Memory)
-        rows = [tuple(row.tolist()) for row in read]
-        texts = ["nothing" if row == wrong else f" {prompts[row]}. " for row in rows]
-        return [BYTES.encode(f"{text:9}")[:count].tolist() for text in texts]
-
-    monkeypatch.setattr(Decoder, "generate", answer)
-    results = evaluate_recall(decoder("landmark", BYTES), corpus, BYTES, settings())
-    assert results["correct"] == [1, 1, 1, 0, 1, 1, 1, 1, 1]
-    assert results["accuracy"] == 8 / 9
-    assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(8, 9)
-    assert [expected for expected, _ in results["answers"]] == list(prompts.values())
-    assert results["tokens"] == 9 * 310
     corpus = SyntheticCorpus(Ruler("niah_multivalue", 6, ESSAYS), CODE)
-    answers = {tuple(prompt.tokens.tolist()): prompt.answer for prompt in corpus.prompts("test", 1200, 4)}
+    expected = {tuple(prompt.tokens.tolist()): prompt.answer for prompt in corpus.prompts("test", 1200, 4)}
+    found = dict(zip(expected, (4, 3, 0, 4), strict=True))  # of four values each
 
-    def answer(model, prompts, count, **_):
-        return [CODE.encode(" ".join(answers[tuple(prompt.tolist())].split()[:3])).tolist() for prompt in prompts]
+    def answer(model, prompts, count, local, memory, progress):
+        assert (count, local) == (6, 100)
+        assert isinstance(memory, Memory)
+        read = [tuple(prompt.tolist()) for prompt in prompts]
+        return [CODE.encode(" ".join(expected[each].split()[: found[each]])).tolist() for each in read]
 
     monkeypatch.setattr(Decoder, "generate", answer)
     results = evaluate_recall(decoder(), corpus, CODE, of_ruler())
-    assert results["correct"] == [0.75] * 4
-    assert results["accuracy"] == 0.75
-    assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(3, 4)
+    assert results["correct"] == [1, 0.75, 0, 1]
+    assert results["accuracy"] == 2.75 / 4
+    assert (results["accuracy_low"], results["accuracy_high"]) == score_interval([1, 0.75, 0, 1])
+    assert [said for said, _ in results["answers"]] == list(expected.values())
+    assert results["tokens"] == sum(map(len, expected))
 
 
 @pytest.mark.parametrize(

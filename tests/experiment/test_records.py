@@ -28,7 +28,7 @@ from landmark.utils import source_tree
 from landmark.utils.errors import UserError
 from landmark.utils.files import locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
-from tests.test_kills import save_memory
+from tests.test_storage import save_memory
 
 LAUNCH = (trained_with, "launch.json", r".*: delete it, training the run writes it anew")
 RUN = (read_run, "run.json", r".*: name another run=")
@@ -123,7 +123,7 @@ EDITS = {  # of a record that stays JSON
 
 
 class Stopped(BaseException):
-    """Ends the writing of a file at a rename. tests/test_kills.py sends SIGKILL at every change of a file."""
+    """Ends the writing of a file at a rename. tests/test_storage.py sends SIGKILL at every change of a file."""
 
 
 def damage(path: Path, how: str) -> None:

@@ -1,14 +1,19 @@
-"""Blocks on the device, in the CPU's memory and on disk: the same results, bit for bit, and what that costs."""
+"""Blocks on the device, in the CPU's memory and on disk, and an index of them: equal results, and what that costs."""
 
 import errno
 import os
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from landmark.attention import ContextMiss
-from landmark.memory.settings import GRANULARITIES, MAPPINGS
+from landmark.attention import ContextMiss, Grouped, Scoring
+from landmark.attention.rotary import RotaryTable
+from landmark.memory.layer import LayerMemory, Question, Stingy
+from landmark.memory.select import Best, Faiss, SecondLook
+from landmark.memory.select.scores import best_in_order
+from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_store import ROWS, SPARE
 from landmark.memory.store.tiers import BlockCache, TierCounts
@@ -16,40 +21,51 @@ from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
 
-CASES = all_pairs(
-    {
-        "tier": ["cpu", "disk"],
-        "cache": [1, 3, 9],
-        "chunks": [(20, 20, 20), (3, 19, 1, 1, 14)],
-        "heads": [(2, 2), (4, 2)],
-        "cutoff": [None, 0.0, 0.5],
-        "block_size": [1, 4],
-        "k": [0, 2, 4],
-        "max_blocks": [None, 4, 7],
-        "granularity": GRANULARITIES,
-        "scorer": ["landmark", "recent", "random", "mean_key", "second look"],
-        "layer": [0, 1],
-        "mapping": MAPPINGS,
-        "dtype": [torch.float32, torch.bfloat16, torch.float64],
-    },
-    lambda case: case["scorer"] != "second look" or case["granularity"] == "per_token_and_head",
-)
+OPTIONS = {
+    "tier": ["cpu", "disk"],
+    "cache": [1, 3, 9],
+    "chunks": [(20, 20, 20), (3, 19, 1, 1, 14)],
+    "heads": [(2, 2), (4, 2)],
+    "cutoff": [None, 0.0, 0.5],
+    "block_size": [1, 4],
+    "k": [0, 2, 4],
+    "max_blocks": [None, 4, 7],
+    "granularity": GRANULARITIES,
+    "scorer": ["landmark", "recent", "random", "mean_key", "second look"],
+    "layer": [0, 1],
+    "mapping": MAPPINGS,
+    "dtype": [torch.float32, torch.bfloat16, torch.float64],
+    "softcap": [None, 1.5],
+    "index": ["exact"],
+}
+OF_FAISS = {"tier": TIERS, "max_blocks": [None], "granularity": ["per_token_and_head"], "dtype": [torch.float32]}
+OF_FAISS |= {"scorer": ["landmark", "second look"], "index": ["faiss"]}
+CASES = all_pairs(OPTIONS, lambda case: case["scorer"] != "second look" or case["granularity"] == "per_token_and_head")
+CASES += all_pairs(OPTIONS | OF_FAISS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_tier_gives_the_same_bits(case):
+    """An index of faiss with all blocks as candidates gives the same but for rounding."""
     q, k, v, cmt = texts(sum(case["chunks"]), case["heads"], dtype=case["dtype"])
     names = "block_size", "k", "max_blocks", "granularity", "mapping"
     settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0}
+    settings["scoring"] = Scoring(None, case["softcap"])
     settings |= {"rerank": 5} if case["scorer"] == "second look" else {"scorer": case["scorer"]}
     reading = {"layer": case["layer"], "extra": None if case["cutoff"] is None else ContextMiss(cmt)}
     on_device, memory = new_memory(**settings), new_memory(**settings, tier=case["tier"], cache=case["cache"])
+    if case["index"] == "faiss":
+        pytest.importorskip("faiss")
+        candidates = Faiss(200, "flat")
+        memory.select = candidates if case["scorer"] == "landmark" else SecondLook(5, candidates)
     expected, out = (feed(each, q, k, v, case["chunks"], **reading) for each in (on_device, memory))
-    assert torch.equal(out, expected)
+    tolerance = {"atol": 0, "rtol": 0} if case["index"] == "exact" else {}
+    torch.testing.assert_close(out, expected, **tolerance)
     counted, here = on_device.stats, memory.stats
     same = [key for key in counted if not key.endswith("bytes_kept") and not key.startswith("seconds")]
     assert [here[key] for key in same] == [counted[key] for key in same]
-    assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["lookups"] > 0)
+    if case["tier"] != "device":
+        assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["lookups"] > 0)
 
 
 def test_counts_of_hits_misses_and_bytes():
@@ -148,3 +164,89 @@ def test_what_the_disk_refuses_says_where(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=f"memory.folder={tmp_path}: cannot write there"):
         feed(new_memory(tier="disk", folder=tmp_path), q, k, v, [20, 20])
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- candidates from faiss
+
+
+@pytest.fixture
+def faiss():
+    return pytest.importorskip("faiss")
+
+
+def filled(blocks, heads=2, dim=8, batch=2, seed=0, clusters=None):
+    """A store of random landmarks; of some that are alike, where there are clusters."""
+    generator = torch.Generator().manual_seed(seed)
+    store = BlockStore()
+    shape = batch, heads, blocks, 2, dim
+    keys = torch.randn(shape, generator=generator)
+    if clusters is not None:
+        centres = torch.randn(clusters, dim, generator=generator)
+        keys = 0.2 * keys + centres[torch.randint(0, clusters, shape[:-1], generator=generator)]
+    store.add(keys, keys)
+    return store
+
+
+def question(store, queries, k, heads=4, dim=8, batch=2, seed=1):
+    """What random queries ask, not rotated, so that they are the same at every lag."""
+    q = torch.randn(batch, heads, queries, dim, generator=torch.Generator().manual_seed(seed))
+    of_queries = {"q": q, "start": 0, "rotary": RotaryTable(torch.zeros(dim // 2))}
+    of_queries["lags"] = Stingy().lags(store.added, k, 2)
+    scoring = {"gate": Grouped(), "scale": 1.0, "softcap": None, "backend": "blockwise"}
+    return q, Question(layer=1, position=0, state=LayerMemory(store), block_size=1, **of_queries, **scoring)
+
+
+def test_few_candidates_by_the_definition(faiss):
+    """k=2: the best of the last two blocks and of the three best older ones, in loops."""
+    store = filled(12)
+    queries, asked = question(store, 5, 2)
+    ages = Faiss(3, "flat").choose(asked, 2)
+    for sample, head, t in torch.cartesian_prod(*map(torch.arange, (2, 4, 5))).tolist():
+        scores = {a: float(queries[sample, head, t] @ store.landmarks[sample, head // 2, 12 - a]) for a in range(1, 13)}
+        older = sorted(range(3, 13), key=lambda a: -scores[a])[:3]
+        expected = sorted(sorted([1, 2, *older], key=lambda a: -scores[a])[:2], reverse=True)
+        assert ages[sample, head, t].tolist() == expected
+    scores, ages = torch.tensor([[1.0, 0.0, 2.0, 2.0, -torch.inf]]), torch.tensor([[1, 2, 4, 9, 13]])
+    for count, best in ((1, [[4]]), (3, [[9, 4, 1]])):  # equal scores are taken by recency
+        assert best_in_order(scores, ages, count).tolist() == best
+
+
+def test_the_inverted_file_finds_most_as_it_grows(faiss):
+    """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate. Few
+    blocks need no lists."""
+    (_, asked), few = question(filled(300), 3, 4), Faiss()
+    few.choose(asked, 4)
+    assert isinstance(few.indices[asked.store]._indices[0], faiss.IndexFlat)
+    store, select, kinds = filled(2000, clusters=60), Faiss(16), []
+    for more in (0, 1000, 1200, 4500):
+        if more:
+            new = filled(more, clusters=60, seed=more).blocks.keys[..., :1, :].repeat(1, 1, 1, 2, 1)[:, :, :more]
+            store.add(new, new)
+        _, asked = question(store, 40, 4)
+        ages, scan = select.choose(asked, 4), Best().choose(asked, 4)
+        (index,) = select.indices[store]._indices[:1]
+        kinds.append(index.nlist)
+        found = (ages[..., :, None] == scan[..., None, :]).any(-2).float().mean()
+        assert found > 0.9
+        assert index.ntotal == len(store) - 4
+    assert kinds == [49, 49, 104, 217]
+
+
+def test_a_loaded_memory_and_reordered_samples_are_indexed_anew(tmp_path, faiss):
+    (q, k, v, _), swapped = texts(90), torch.tensor([1, 0])
+    memory = new_memory(k=2, index="faiss")
+    feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
+    memory.save(tmp_path / "book")
+    loaded = new_memory(k=2, index="faiss", tier="disk")
+    loaded.load(tmp_path / "book")
+    reordered, rest = memory.select_samples(swapped), [x[:, :, 60:] for x in (q, k, v)]
+    expected = feed(memory, *rest, [20, 10])
+    assert torch.equal(feed(loaded, *rest, [20, 10]), expected)
+    assert torch.equal(feed(reordered, *(x[swapped] for x in rest), [20, 10]), expected[swapped])
+
+
+def test_without_faiss_the_error_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    new_memory()
+    with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):
+        new_memory(index="faiss")

@@ -146,6 +146,7 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     assert (work.trained, work.evaluated) == ([], [])
     planned = capsys.readouterr().out
     assert "missing: 1 run, 5 rows" in planned
+    assert re.search(r"^row landmark_2048 +done", planned, re.MULTILINE)
     assert re.search(
         r"on a cluster: python .* -m .*task=train run=transformer-\S+ hydra/launcher=submitit_slurm\n", planned
     )

@@ -126,6 +126,7 @@ model=pretrained model.name=x eval.task=unique_blocks → eval.task=unique_block
 model=transformer eval.task=rank_by_bm25 → eval.task=rank_by_bm25: is for model=landmark
 task=generate prompt=x memory.save=y → memory.save=y: is for the memory of prompt_file
 task=evaluate memory.load=x → memory.load=x: is for task=generate
+task=inspect prompt=x memory.load=x → memory.load=x: is for task=generate
 task=inspect → task=inspect: set prompt=
 modle=landmark → modle: there is no such setting; did you mean model?
 size=nanoo → size=nanoo: there is none; did you mean nano?

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import time
 
 import httpx
@@ -17,26 +18,31 @@ HALVES = b'"stop": ["\\udfff"]', b'"model": "\\ud800"', b'"document": "\\ud800"'
 CHAT = {"model": "landmark", "messages": [{"role": "user", "content": "Who waits?"}], "max_tokens": 4}
 
 
-def test_what_means_the_default_is_the_default(server, http):
-    """Fields that existing clients send, null among them."""
-    plain = http.post("/chat/completions", json={**CHAT, "seed": 1}).json()
+def test_fields_that_change_nothing_are_ignored_and_an_unknown_one_has_one_warning(http, caplog):
+    """Those that existing clients send, null among them."""
+    asked = {"messages": CHAT["messages"], "seed": 1}
     given = {
         **dict.fromkeys(("temperature", "top_p", "stop", "logprobs", "tools", "user", "audio"), None),
-        "n": 1,
-        "functions": [],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "response_format": {"type": "text"},
-        "logit_bias": {},
-        "modalities": ["text"],
-        "store": False,
+        **{"n": 1, "functions": [], "tool_choice": "auto", "parallel_tool_calls": True, "logit_bias": {}},
+        **{"response_format": {"type": "text"}, "modalities": ["text"], "store": False, "max_tokens": -1},
+        **{"metadata": {"a": "b"}, "mirostat": 0},
     }
-    found = http.post("/chat/completions", json={**CHAT, "seed": 1, **given, "tools": []})
+    plain = http.post("/chat/completions", json=asked).json()
+    with caplog.at_level(logging.WARNING):
+        for tools in (None, []):
+            found = http.post("/chat/completions", json={**asked, **given, "tools": tools})
+            assert found.status_code == 200, found.text
+            assert found.json()["choices"] == plain["choices"]
+    assert caplog.text.count("the field mirostat of a request is not known here") == 1
+    called = {"type": "function", "function": {"name": "look"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [called]},
+        {"role": "tool", "content": "A heron.", "tool_call_id": "1", "name": "look"},
+        {"role": "user", "content": "So?", "name": None},
+    ]
+    found = http.post("/chat/completions", json={"messages": messages, "max_tokens": 2})
     assert found.status_code == 200, found.text
-    assert found.json()["choices"] == plain["choices"]
-    again = [*CHAT["messages"], {"role": "assistant", "content": "A heron.", "refusal": None, "tool_calls": []}]
-    again.append({"role": "user", "content": "Where?", "name": None})
-    assert http.post("/chat/completions", json={**CHAT, "messages": again}).status_code == 200
 
 
 def test_documents_are_listed_replaced_and_deleted(server, http):

@@ -1,7 +1,5 @@
 """What was read once is not read again, the ids are the tokenizer's, and what existing clients send is answered."""
 
-import logging
-
 import httpx
 import openai
 import pytest
@@ -93,23 +91,6 @@ def test_reasoning_is_apart_from_the_answer(tmp_path):
         parts = [part.choices[0].delta for part in chat.create(**asked, extra_body=thinks, stream=True)]
         streamed = "".join(getattr(part, "reasoning_content", None) or "" for part in parts)
         assert streamed == thought.choices[0].message.reasoning_content
-
-
-def test_fields_that_change_nothing_are_ignored_with_one_warning(server, caplog):
-    body = {"prompt": "Hello", "max_tokens": -1, "temperature": 0, "user": "me", "metadata": {"a": "b"}, "mirostat": 0}
-    with caplog.at_level(logging.WARNING):
-        expected = server.http().post("/completions", json={"prompt": "Hello", "temperature": 0}).json()["choices"]
-        for _ in range(2):
-            assert server.http().post("/completions", json=body).json()["choices"] == expected
-    assert caplog.text.count("the field mirostat of a request is not known here") == 1
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "look"}}]},
-        {"role": "tool", "content": "A heron.", "tool_call_id": "1", "name": "look"},
-        user("So?"),
-    ]
-    found = server.http().post("/chat/completions", json={"messages": messages, "max_tokens": 2})
-    assert found.status_code == 200, found.text
 
 
 def test_health_schemas_and_preflights_need_no_key(server):

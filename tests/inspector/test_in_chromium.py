@@ -198,7 +198,7 @@ def test_32k_tokens(browser, tmp_path):
     last = np.arange(length) // 255 * 255 // (block_size + 1)  # blocks before each chunk
     blocks = (rng.random((4, 4, 4, length)) * last).astype(np.uint16)
     blocks[..., last < 4] = NO_BLOCK
-    weights = np.where(blocks == NO_BLOCK, 0, 0.2).astype(np.float32)
+    weights = np.where(blocks == NO_BLOCK, 0, 0.123).astype(np.float32)
     chunks, losses = list(range(0, length, 255)), np.ones(count - 1, np.float32)
     tokens = rng.integers(32, 127, count)
     trace = Trace(tokens, block_size, block_size + 1, chunks, chunks, blocks, weights, None, losses)

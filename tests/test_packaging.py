@@ -99,10 +99,8 @@ def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_pa
     made = run([*start, "model=gated", *tiny], tmp_path)
     assert "[1/1] single: perplexity " in made.stdout, made.stderr
     assert list(tmp_path.glob("outputs/runs/mine.gated-landmark-mine.notes-nano-*/model.safetensors"))
-    said = run(
-        [*start, "model=gated", "task=generate", "run=latest", "prompt=Note", "generate.tokens=2", "trainer=cpu"],
-        tmp_path,
-    )
+    words = ["task=generate", "run=latest", "prompt=Note", "generate.tokens=2", "trainer=cpu"]
+    said = run([*start, "model=gated", *words], tmp_path)
     assert "2 generated" in said.stderr, said.stderr
     planned = run([*start, "+experiment=block_sizes", *tiny[:-1], "task=plan"], tmp_path)
     assert "row block25_2048" in planned.stdout, planned.stderr

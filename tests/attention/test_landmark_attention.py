@@ -9,18 +9,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from landmark.attention import (
-    ContextMiss,
-    Grouped,
-    Packed,
-    Scoring,
-    Sinks,
-    Window,
-    blockwise,
-    blockwise_tiles,
-    landmark_attention,
-    plain,
-)
+from landmark import attention
+from landmark.attention import ContextMiss, Grouped, Packed, Scoring, Sinks, Window, landmark_attention
 from landmark.attention.keys import Keys, WindowBlocks
 from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.plain import causal_attention
@@ -70,7 +60,7 @@ def test_plain_loops_and_gradients(case, new_memory_is_nan):
         np.testing.assert_allclose(expected["out"][b, h, rows], out, atol=1e-10)
         np.testing.assert_allclose(expected["lse"][b, h, rows], lse, atol=1e-10)
     for size, rows in ((1 << 20, 102), (1, 1), (300, 20)):
-        with mock.patch.multiple(blockwise, TILE_SIZE=size, TILE_ROWS=rows):
+        with mock.patch.multiple(attention.blockwise, TILE_SIZE=size, TILE_ROWS=rows):
             for name, x in run(case, "blockwise").items():
                 torch.testing.assert_close(x, expected[name], atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -137,9 +127,11 @@ def test_results_are_exact_but_for_rounding(case, dtype):
 def test_no_tensor_is_quadratic_in_the_length():
     length = 3000
     leaves = [torch.randn(1, 2, length, 8).requires_grad_() for _ in range(3)]
-    fresh = mock.patch.object(blockwise_tiles, "_kept", threading.local())  # not what an earlier call has left
+    fresh = mock.patch.object(
+        attention.blockwise_tiles, "_kept", threading.local()
+    )  # not what an earlier call has left
     profiler = torch.profiler.profile(profile_memory=True)
-    with fresh, profiler as profile, mock.patch.object(blockwise, "TILE_SIZE", 1):
+    with fresh, profiler as profile, mock.patch.object(attention.blockwise, "TILE_SIZE", 1):
         landmark_attention(*leaves, Window(50))[0].sum().backward()
     largest = max(event.self_cpu_memory_usage for event in profile.events()) / 4  # numbers in float32
     assert largest <= 102 * (length + 102) < length * length / 20, "a tile"
@@ -177,7 +169,7 @@ def test_sinks_merge_into_a_softmax_that_is_computed_already():
         ({"scoring": Scoring(0.0), "backend": "triton"}, "backend=triton: scale must be positive, got 0"),
         (
             {"layout": Window(255), "dim": 80, "backend": "triton"},
-            "blocks of 255 tokens with head dimension 80 .* do not fit",
+            "255 tokens with head dimension 80 .* do not fit",
         ),
         ({"interpreted": False, "backend": "triton"}, "backend=triton needs a GPU"),
     ],
@@ -228,8 +220,8 @@ def test_no_weights_are_written_out():
 @pytest.mark.parametrize(("before", "window"), [(0, 9), (8, 9), (20, 9), (3, 100)])
 def test_a_window_in_bfloat16(before, window, monkeypatch):
     """Against float64, in parts, whatever the processor has units for."""
-    monkeypatch.setattr(plain, "_has_units", lambda device: True)
-    monkeypatch.setattr(plain, "PART", 16)
+    monkeypatch.setattr(attention.plain, "_has_units", lambda device: True)
+    monkeypatch.setattr(attention.plain, "PART", 16)
     q, k, v = (
         torch.randn(2, heads, count, 8).bfloat16() for heads, count in ((4, 40), (2, 40 + before), (2, 40 + before))
     )
@@ -237,24 +229,24 @@ def test_a_window_in_bfloat16(before, window, monkeypatch):
     wide_k, wide_v = (x.double().repeat_interleave(2, 1) for x in (k, v))
     scores = (q.double() @ wide_k.mT * 0.7).masked_fill((distance < 0) | (distance >= window), -torch.inf)
     expected = scores.softmax(-1) @ wide_v
-    found = plain.window_attention(q, k, v, window=window, scale=0.7)
+    found = attention.plain.window_attention(q, k, v, window=window, scale=0.7)
     assert (found - expected).norm() / expected.norm() < 0.01
 
 
 @pytest.mark.parametrize("room", [0, 5])
 def test_products_in_bfloat16(room, monkeypatch):
     """Against float64, in parts, with keys that are apart in memory, and far from the level."""
-    monkeypatch.setattr(plain, "SCORES", 300)
+    monkeypatch.setattr(attention.plain, "SCORES", 300)
     q, k, v = (torch.randn(2, 3, *shape).bfloat16() for shape in ((7, 8), (40 + room, 8), (40 + room, 8)))
     k, v = k[:, :, :40], v[:, :, :40]
     scores = q.double() @ k.double().mT * 0.7
     expected, lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
     for off in (-2, 0, 2):
-        found = plain._by_products(q, k, v, 0.7, lse.float() + off)
+        found = attention.plain._by_products(q, k, v, 0.7, lse.float() + off)
         assert (found[0] - expected).norm() / expected.norm() < 0.01
         assert (found[1] - lse).abs().max() < 0.02
-    assert plain._by_products(q, k, v, 0.7, lse.float() - 100) is None
-    nothing = plain._by_products(q, k, v, 0.7, lse.float() + 200)
+    assert attention.plain._by_products(q, k, v, 0.7, lse.float() - 100) is None
+    nothing = attention.plain._by_products(q, k, v, 0.7, lse.float() + 200)
     assert not nothing[0].any()
     assert (nothing[1] == -torch.inf).all()
 
@@ -264,9 +256,9 @@ def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp_and_what_they_lack_is_
 
     def is_left(keys=(2, 4, 18, 16), queries=(2, 4, 11, 16), dtype=torch.float32, causal=False, device="cuda"):
         q, k = (torch.empty(shape, dtype=dtype, device=device) for shape in (queries, keys))
-        if (found := plain._on_gpu(q, k, k, 1.0, causal)) is None:
+        if (found := attention.plain._on_gpu(q, k, k, 1.0, causal)) is None:
             return True
-        out, lse = plain.attention_forward(q, k, k, scale=1.0, causal=causal)
+        out, lse = attention.plain.attention_forward(q, k, k, scale=1.0, causal=causal)
         assert out.shape == q.shape == found[0].shape
         assert (out.dtype, out.device.type, lse.shape, lse.dtype) == (dtype, "cuda", q.shape[:3], torch.float32)
         return False

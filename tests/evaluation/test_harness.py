@@ -22,7 +22,6 @@ from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from tokenizers.processors import TemplateProcessing
 
 from landmark.config import to_config
 from landmark.evaluation.harness import LandmarkLM, main
@@ -51,11 +50,9 @@ def requests(kind, *arguments):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A tiny Llama, with landmarks after every 15 tokens, without, for chats that have a beginning; a run of ours."""
-    folder, tokenizer, chatting = tmp_path_factory.mktemp("models"), make_tokenizer(), make_tokenizer()
+    folder, tokenizer, chatting = tmp_path_factory.mktemp("models"), make_tokenizer(), make_tokenizer(beginning=256)
     memory = {"k": 3, "window": 7, "rerank": 5}
     chatting.bos_token, chatting.chat_template = "<eot>", TEMPLATE
-    processor = TemplateProcessing(single="<eot> $A", special_tokens=[("<eot>", chatting.eos_token_id)])
-    chatting.backend_tokenizer.post_processor = processor
     save_model(folder / "plain")
     save_model(folder / "wrapped", wrapped_model("llama", tokenizer, block_size=15, local=40), tokenizer)
     save_model(folder / "without", wrapped_model("llama", landmarks="none", memory=memory, local=40))

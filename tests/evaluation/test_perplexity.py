@@ -22,6 +22,7 @@ from landmark.training.fit import training_flops_per_token
 from landmark.utils.flops import flops_per_token, keys_per_query
 from landmark.utils.significance import mean_and_error, paired_difference
 from tests.configurations import changed, decoder_config
+from tests.models.test_decoder import tiny
 from tests.training.training_case import make_config
 
 TOKENIZER = load_tokenizer("bytes")
@@ -50,12 +51,7 @@ def settings(
 
 
 def model_of(config):
-    torch.manual_seed(0)
-    model = Decoder(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data *= 10
-    return model
+    return tiny(config, scale=10).float().eval()
 
 
 def test_whole_split_by_hand(stream):

@@ -31,16 +31,8 @@ MASK = masked_tokens(TOKENIZER).mask
 SPECIAL = (TOKENIZER.landmark, TOKENIZER.eot)
 
 
-CASES = all_pairs(
-    {
-        "length": [1, 9, 24, 31],
-        "block_size": [1, 4],
-        "phase": [0, 1, 4],
-        "alpha": [0.0, 0.5, 1.0],
-        "top_k": [None, 1, 3],
-    },
-    lambda case: case["phase"] <= case["block_size"],
-)
+OPTIONS = {"length": [1, 9, 24, 31], "block_size": [1, 4], "phase": [0, 1, 4], "alpha": [0.0, 0.5, 1.0]}
+CASES = all_pairs(OPTIONS | {"top_k": [None, 1, 3]}, lambda case: case["phase"] <= case["block_size"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -109,13 +101,9 @@ def test_hidden_tokens_alone_carry_a_loss_and_every_parameter_gets_a_gradient():
 
 def test_a_masked_model_has_no_memory_and_continues_no_text():
     for model in map(tiny, (PLAIN, BOTH)):
-        for call in (
-            model.new_memory,
-            lambda each=model: each.unlimited_memory(9),
-            lambda each=model: each.generate([[1]], 2),
-        ):
+        for call, *given in ((model.new_memory,), (model.unlimited_memory, 9), (model.generate, [[1]], 2)):
             with pytest.raises(UserError, match="it has no memory and continues no text"):
-                call()
+                call(*given)
 
 
 def module_of(folder, kind=MASKED, rank=0, devices=1):

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForCausalLM, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from landmark.huggingface import wrap
 
@@ -72,13 +73,31 @@ def make_model(family: str, implementation: str = "sdpa", seed: int = 0):
     return model.eval()
 
 
-def make_tokenizer(hole: int = 256, end: str = "<eot>") -> PreTrainedTokenizerFast:
-    """256 bytes and an end of text. hole: an id that no token has."""
+def refused_models():
+    """Models that cannot have landmarks, by a name for the table."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    windows = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
+    parts = {"vision_config": {"model_type": "clip_vision_model", **VISION, "projection_dim": 8}}
+    parts |= {"text_config": {"model_type": "llama", **SHAPE}, "image_token_index": 1}
+    configs = {
+        "GPT-2": AutoConfig.for_model("gpt2", vocab_size=257, n_embd=8, n_layer=1, n_head=1),
+        "Cohere": AutoConfig.for_model("cohere", **WITHOUT_HEAD_DIM),
+        "Llama, dynamic NTK": make_config("llama", rope_parameters=dynamic),
+        "Qwen 2, windows everywhere": make_config("qwen2", **windows),
+    }
+    models = {name: AutoModelForCausalLM.from_config(config) for name, config in configs.items()}
+    return models | {"Llava": LlavaForConditionalGeneration(AutoConfig.for_model("llava", **parts))}
+
+
+def make_tokenizer(hole: int = 256, end: str = "<eot>", beginning: int | None = None) -> PreTrainedTokenizerFast:
+    """256 bytes and an end of text. hole: an id that no token has. beginning: one that stands before each text."""
     letters = enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocab = {letter: number + (number >= hole) for number, letter in letters}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if beginning is not None:
+        tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", beginning)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
 
 

@@ -1,7 +1,5 @@
-"""Every family: bit for bit itself without landmarks, the paper's equations with them; and docs/families.md, its table.
-
-`python -m tests.huggingface.test_families` writes the table.
-"""
+"""Every family: bit for bit itself without landmarks, the paper's equations with them; and docs/families.md, its table,
+which `python -m tests.huggingface.test_families` writes."""
 
 import copy
 import math
@@ -10,13 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlavaForConditionalGeneration,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -26,17 +18,7 @@ from landmark.huggingface.attention import _eager
 from landmark.memory.memory import memory_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import (
-    CONFIGS,
-    EAGER,
-    SHAPE,
-    VISION,
-    WITHOUT_HEAD_DIM,
-    make_config,
-    make_model,
-    make_tokenizer,
-    read,
-)
+from tests.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenizer, read, refused_models
 
 BLOCK = 5
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -191,22 +173,6 @@ def test_few_blocks_are_those_of_our_memory_on_the_same_weights(granularity):
     torch.testing.assert_close(found, torch.cat(expected, 1), rtol=0, atol=1e-5)  # the model's frequencies are float32
 
 
-def refused():
-    """Models that cannot have landmarks, by a name for the table."""
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    windows = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
-    parts = {"vision_config": {"model_type": "clip_vision_model", **VISION, "projection_dim": 8}}
-    parts |= {"text_config": {"model_type": "llama", **SHAPE}, "image_token_index": 1}
-    configs = {
-        "GPT-2": AutoConfig.for_model("gpt2", vocab_size=257, n_embd=8, n_layer=1, n_head=1),
-        "Cohere": AutoConfig.for_model("cohere", **WITHOUT_HEAD_DIM),
-        "Llama, dynamic NTK": make_config("llama", rope_parameters=dynamic),
-        "Qwen 2, windows everywhere": make_config("qwen2", **windows),
-    }
-    models = {name: AutoModelForCausalLM.from_config(config) for name, config in configs.items()}
-    return models | {"Llava": LlavaForConditionalGeneration(AutoConfig.for_model("llava", **parts))}
-
-
 def reason(model) -> str:
     with pytest.raises(UserError) as error:
         wrap(model, make_tokenizer())
@@ -242,7 +208,7 @@ def page() -> str:
         model = make_model(name, implementation(name))
         rows.setdefault(model.config.model_type, particulars(model))
     lines = [f"| `{family}` | {row} |" for family, row in rows.items()]
-    refusals = [f"| {name} | {reason(model)} |" for name, model in sorted(refused().items())]
+    refusals = [f"| {name} | {reason(model)} |" for name, model in sorted(refused_models().items())]
     return "\n".join(
         [
             "# Models of transformers that can have landmarks",

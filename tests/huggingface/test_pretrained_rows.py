@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tokenizers.processors import TemplateProcessing
 from transformers import DynamicCache
 
 from landmark.cli import main as app
@@ -36,10 +35,7 @@ BEGINNING = 65  # the letter A, for a tokenizer without such a token
 
 
 def tokenizer_with_beginning():
-    tokenizer = make_tokenizer()
-    template = {"single": "<bos> $A", "special_tokens": [("<bos>", BEGINNING)]}
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**template)
-    return PretrainedTokenizer(tokenizer)
+    return PretrainedTokenizer(make_tokenizer(beginning=BEGINNING))
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,7 @@ from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
 from landmark.utils.weights import weights_digest
-from tests.huggingface.conftest import (
-    BLOCK,
-    SETTINGS,
-    SHAPE,
-    make_config,
-    make_model,
-    make_tokenizer,
-    read,
-    wrapped_model,
-)
+from tests.huggingface.conftest import SETTINGS, SHAPE, make_config, make_model, make_tokenizer, read, wrapped_model
 
 
 def test_a_row_that_is_there_already_is_used_and_a_tokenizer_with_landmarks_refused(tokenizer):
@@ -305,7 +296,7 @@ def test_attention_without_landmarks_and_a_layer_that_attends_on_its_own_are_not
     attention.config = plain.config  # as libraries do that replace a layer's attention
     for call in ({"past_key_values": wrapped.new_memory()}, {"phase": torch.zeros(2, dtype=torch.int64)}):
         with pytest.raises(UserError, match=r"layers \[1\] attended without landmarks"):
-            wrapped(insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)[0] if "phase" in call else ids, **call)
+            wrapped(insert_landmarks(ids, 0, 4, wrapped.landmarks.token)[0] if "phase" in call else ids, **call)
 
 
 def test_another_adapter_or_row_of_the_embedding_is_another_model(llama):

@@ -132,17 +132,6 @@ def test_an_observer_sees_every_retrieval_and_counts_are_of_sets(granularity, se
     assert memory.stats["blocks_kept"] == memory.position == 0
 
 
-def test_selected_samples_take_all_of_theirs_with_them():
-    q, k, v = torch.randn(3, 3, 2, 40, 8, dtype=torch.float64)
-    chosen, last = torch.tensor([2, 2, 0]), slice(37, 40)
-    memory, other = (new_memory(4, k=2, keys=Keys(0.5)) for _ in range(2))
-    feed(memory, *(x[:, :, :37] for x in (q, k, v)), [30, 7])
-    feed(other, *(x[chosen, :, :37] for x in (q, k, v)), [30, 7])
-    rest = [x[chosen, :, last] for x in (q, k, v)]
-    found, expected = (each.attend(1, *rest) for each in (memory.select_samples(chosen), other))
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
-
-
 def explicit(q, k, v, chunks, sinks, window):
     """q, k, v (T, d), one head, not rotated: every key has a place in the cache, or is masked."""
     out, start = np.zeros_like(q), 0
@@ -197,12 +186,7 @@ def test_ablations_choose_other_blocks_and_the_same_every_time(kind, granularity
 
 @pytest.mark.parametrize(
     ("select", "is_alike", "found"),
-    [
-        (MeanKeys(), True, True),
-        (Best(), True, False),
-        (Newest(), True, False),
-        (MeanKeys(), False, False),
-    ],
+    [(MeanKeys(), True, True), (Best(), True, False), (Newest(), True, False), (MeanKeys(), False, False)],
 )
 def test_a_block_is_found_by_its_tokens_where_landmarks_say_nothing(select, is_alike, found):
     """Twelve blocks, the third of which has the value 1; the mean of its keys says what is looked for, or nothing. In

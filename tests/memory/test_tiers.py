@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from landmark.attention import ContextMiss, Grouped, Scoring
+from landmark.attention.keys import Keys
 from landmark.attention.rotary import RotaryTable
 from landmark.memory.layer import LayerMemory, Question, Stingy
 from landmark.memory.select import Best, Faiss, SecondLook
@@ -74,13 +75,8 @@ def test_counts_of_hits_misses_and_bytes():
     memory = new_memory(10, k=2, scorer="recent", tier="disk", cache=2)
     feed(memory, q, k, v, [33])
     assert memory.stats["cache_misses"] == 0, "a chunk retrieves nothing of itself"
-    for part, hits, misses in (
-        (slice(33, 38), 0, 4),
-        (slice(38, 43), 4, 4),
-        (slice(43, 45), 8, 4),
-        (slice(45, 48), 10, 6),
-    ):
-        memory.attend(1, q[:, :, part], k[:, :, part], v[:, :, part])
+    for start, stop, hits, misses in ((33, 38, 0, 4), (38, 43, 4, 4), (43, 45, 8, 4), (45, 48, 10, 6)):
+        memory.attend(1, *(x[:, :, start:stop] for x in (q, k, v)))
         memory.commit()
         stats = memory.stats
         assert (stats["cache_hits"], stats["cache_misses"]) == (hits, misses)
@@ -232,17 +228,18 @@ def test_the_inverted_file_finds_most_as_it_grows(faiss):
     assert kinds == [49, 49, 104, 217]
 
 
-def test_a_loaded_memory_and_reordered_samples_are_indexed_anew(tmp_path, faiss):
-    (q, k, v, _), swapped = texts(90), torch.tensor([1, 0])
-    memory = new_memory(k=2, index="faiss")
+@pytest.mark.parametrize("settings", [{"keys": Keys(0.5)}, {"index": "faiss"}])
+def test_loaded_memories_and_selected_samples_go_on(tmp_path, settings, faiss):
+    """Samples take all of theirs with them; an index is made anew."""
+    (q, k, v, _), chosen = texts(90, batch=3), torch.tensor([2, 2, 0])
+    memory, loaded = new_memory(k=2, **settings), new_memory(k=2, tier="disk", **settings)
     feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     memory.save(tmp_path / "book")
-    loaded = new_memory(k=2, index="faiss", tier="disk")
     loaded.load(tmp_path / "book")
-    reordered, rest = memory.select_samples(swapped), [x[:, :, 60:] for x in (q, k, v)]
+    selected, rest = memory.select_samples(chosen), [x[:, :, 60:] for x in (q, k, v)]
     expected = feed(memory, *rest, [20, 10])
     assert torch.equal(feed(loaded, *rest, [20, 10]), expected)
-    assert torch.equal(feed(reordered, *(x[swapped] for x in rest), [20, 10]), expected[swapped])
+    assert torch.equal(feed(selected, *(x[chosen] for x in rest), [20, 10]), expected[chosen])
 
 
 def test_without_faiss_the_error_names_the_package(monkeypatch):

@@ -282,29 +282,11 @@ After 570 seconds `timeout` stops the command: a training ends with a checkpoint
 Unfinished rows begin anew. Leave half a minute between this limit and the limit of a job. `task=table` makes the tables
 from `outputs/records`, without weights or a GPU. `+debug=limit` is a first try.
 
-**On a machine without a network**, put these into a folder:
-
-```sh
-mkdir package; git archive HEAD | tar x -C package              # this project, 14 MB
-git rev-parse HEAD > package/commit                             # records name it
-python run.py +experiment=table1_pg19 size=small data.path=DIR tokenizer.file=gpt2.tiktoken task=prepare
-tar cJf package/books.tar.xz -C outputs/data/pg19-gpt2-* .      # ids of 16 bits; 35.5 M tokens in 36 MB
-cp gpt2.tiktoken package                                        # 2 MB
-# with the Python version of that machine:
-pip wheel --no-deps -w package/wheels hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 \\
-    altair jsonschema jsonschema-specifications referencing rpds-py   # 2 MB, beside PyTorch, Triton and Lightning
-```
-
-On the machine, in that folder:
-
-```sh
-pip install --no-index --no-deps --target site wheels/*.whl
-mkdir books; tar xJf books.tar.xz -C books                      # a prepared folder is a data.path
-export PYTHONPATH=site LANDMARK_COMMIT=$(cat commit)
-```
-
-This was rehearsed with tiny models on two CPU cores without a network (Python 3.12, PyTorch 2.11). Eight calls, each
-stopped after four minutes, made all 56 rows.
+**On a machine without a network** the command needs this source tree, `gpt2.tiktoken`, and the corpus: `task=prepare`
+writes it into a folder of `outputs/data` (36 MB when compressed), and such a folder is a `data.path`. Beside PyTorch,
+Triton and Lightning it needs the wheels of hydra-core, altair and their dependencies (2 MB). `LANDMARK_COMMIT` names
+the commit for the records. This was rehearsed with tiny models on two CPU cores (Python 3.12, PyTorch 2.11). Eight
+calls, each stopped after four minutes, made all 56 rows.
 
 **Speed.** `size=small` trained at 8.5 % of an H200's peak. Since then the kernels of a landmark model's step fell from
 2087 to 1327 (1031 with `trainer.compile=true`). It was not timed again.

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import multiprocessing
 import os
 import random
 import shutil
@@ -174,46 +175,34 @@ def write_record(folder: Path) -> None:
 
 
 def killed_at(work: Callable[[Path], None], folder: Path, number: int | None) -> tuple[int | None, int]:
-    """Do the work in a process of its own. number: of the change before which it is killed; None: never.
-
-    Returns the signal or exit code that ended it, and the changes that it made.
-    """
+    """Do the work in a process of its own. number: of the change before which it is killed; None: never. Returns the
+    exit code (below 0: the signal that ended it), and the changes that it made."""
     folder.mkdir(exist_ok=True)
     if work is train:
         make_corpus(folder / "runs" / "data")
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            own, changes = os.getpid(), 0
+    forking = multiprocessing.get_context("fork")
+    changes = forking.Value("i", 0, lock=False)
 
-            def count(event: str, given: tuple[Any, ...]) -> None:
-                nonlocal changes
-                writes = event == "open" and len(given) == 3 and isinstance(given[2], int) and given[2] & os.O_ACCMODE
-                if not (writes or event in CHANGES) or os.getpid() != own or str(folder) not in str(given[:2]):
-                    return
-                changes += 1
-                if changes == number:
+    def child() -> None:
+        own = os.getpid()
+
+        def count(event: str, given: tuple[Any, ...]) -> None:
+            writes = event == "open" and len(given) == 3 and isinstance(given[2], int) and given[2] & os.O_ACCMODE
+            if (writes or event in CHANGES) and os.getpid() == own and str(folder) in str(given[:2]):
+                changes.value += 1
+                if changes.value == number:
                     os.kill(own, signal.SIGKILL)
 
-            sys.addaudithook(count)
-            with open(folder.with_suffix(".log"), "a") as log:
-                for standard in (1, 2):
-                    os.dup2(log.fileno(), standard)
-            work(folder)
-            os.write(writing, str(changes).encode())
-            code = 0
-        except BaseException:
-            import traceback
+        with open(folder.with_suffix(".log"), "a") as log:
+            for standard in (1, 2):
+                os.dup2(log.fileno(), standard)
+        sys.addaudithook(count)
+        work(folder)
 
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status, int(said or 0)
+    process = forking.Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode, changes.value
 
 
 def content(folder: Path) -> dict[str, Any]:

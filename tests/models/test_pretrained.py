@@ -1,26 +1,47 @@
-"""Models of transformers in the program's own training and evaluation."""
+"""Models of transformers in the program's own training and evaluation, and in rows of experiments."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from transformers import DynamicCache
+
+from landmark.cli import main as app
+from landmark.config import to_config
 from landmark.config.schema import ModelConfig
-from landmark.huggingface import LandmarkModel
+from landmark.data.datamodule import WindowDataModule
+from landmark.data.passkey import Passkey
+from landmark.data.ruler import Ruler
+from landmark.data.stream import Stream
+from landmark.data.synthetic import SyntheticCorpus
+from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.data.tokenizers import PretrainedTokenizer
+from landmark.evaluation.rows import evaluate
+from landmark.experiment.jobs import Inputs
+from landmark.experiment.runner import load_trained
+from landmark.huggingface import LandmarkModel, wrap
 from landmark.huggingface import load as load_wrapped
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.models import decoder_config, save
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
-from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
+from landmark.models.pretrained import Pretrained, load_pretrained, start_from, weights_sha256
 from landmark.training import train
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.configurations import compose_conf
+from tests.evaluation.test_perplexity import settings
+from tests.huggingface.conftest import make_model, make_tokenizer, save_model
 from tests.saved import hash_again
 from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus
+from tests.workplace import run_task
 
 BLOCK = 5
 
@@ -137,7 +158,7 @@ def test_its_retrieval_is_traced(folder):
     assert ((trace.weights >= 0) & (trace.weights.sum(2, keepdims=True) <= 1 + 1e-5)).all()
     memory, text = model.new_memory(k=12), torch.from_numpy(ids)[None]
     logits = torch.cat([model(chunk, memory=memory) for chunk in text.split(20, 1)], 1)
-    expected = torch.nn.functional.cross_entropy(logits[0, :-1], text[0, 1:], reduction="none")
+    expected = F.cross_entropy(logits[0, :-1], text[0, 1:], reduction="none")
     np.testing.assert_allclose(trace.losses, expected, atol=1e-4)
 
 
@@ -198,3 +219,192 @@ def test_the_same_weights_are_the_same_start_wherever_they_are(folder, tmp_path)
     make_model("llama", seed=1).save_pretrained(tmp_path / "b")
     assert weights_sha256(str(tmp_path / "a")) == weights_sha256(str(folder))
     assert weights_sha256(str(tmp_path / "b")) != weights_sha256(str(folder))
+
+
+# ---- rows of experiments: how they read, and that texts begin as the model expects
+
+
+BEGINNING = 65  # the letter A, for a tokenizer without such a token
+
+
+def tokenizer_with_beginning():
+    return PretrainedTokenizer(make_tokenizer(beginning=BEGINNING))
+
+
+@pytest.fixture(scope="module")
+def stream():
+    tokens = np.random.default_rng(0).integers(0, 256, 4 * 64 + 1).astype("<u2")
+    return Stream(tokens, "")
+
+
+def of_transformers(**changes):
+    config = settings(64, tokens=None, batch_size=2, **changes)
+    config.model.name = "a folder"
+    return config
+
+
+@pytest.mark.parametrize("local", [64, 16, 17])
+def test_a_plain_model_reads_with_its_own_cache_and_a_beginning(local, stream):
+    model = make_model("llama").double()
+    config = of_transformers(local=local)
+    found = evaluate(Pretrained(model), stream, tokenizer_with_beginning(), config)
+    tokens = torch.from_numpy(stream.tokens.astype(np.int64))
+    losses = []
+    for start in range(0, 256, 64):
+        segment = torch.cat([torch.tensor([BEGINNING]), tokens[start : start + 65]])
+        with torch.no_grad():
+            logits = model(segment[None, :-1], past_key_values=DynamicCache(config=model.config)).logits[0, 1:]
+        losses.append(F.cross_entropy(logits, segment[2:], reduction="none"))
+    assert found["tokens"] == 256
+    assert found["nll"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize("local", [64, 16])
+def test_with_every_block_it_is_the_plain_model(local, stream):
+    plain, tokenizer = Pretrained(make_model("llama").double()), tokenizer_with_beginning()
+    expected = evaluate(plain, stream, tokenizer, of_transformers(local=64))
+    memory = {"k": 100, "window": 7}
+    model = wrap(make_model("llama").double(), make_tokenizer(), block_size=4, landmarks="none", memory=memory)
+    config = of_transformers(local=local, k=100, window=7, mapping="auto")
+    config.retrieval.scorer, config.retrieval.granularity = "mean_key", "per_token_and_group"
+    config.model.as_is = True
+    found = evaluate(Pretrained(model), stream, tokenizer, config)
+    assert found["nll"] == pytest.approx(expected["nll"], rel=1e-12)
+    config.retrieval.k = 1
+    few = evaluate(Pretrained(model), stream, tokenizer, config)["nll"]
+    assert abs(few - expected["nll"]) > 1e-4
+    config.memory.dense = 100
+    assert evaluate(Pretrained(model), stream, tokenizer, config)["nll"] == pytest.approx(expected["nll"], rel=1e-12)
+
+
+@pytest.mark.parametrize("data", [Passkey(), Ruler("niah_single_1", 8, None)], ids=["passkey", "niah"])
+def test_prompts_begin_as_texts_do(data):
+    tokenizer = tokenizer_with_beginning()
+    (prompt,) = SyntheticCorpus(data, tokenizer).prompts("test", 600, 1)
+    (bare,) = SyntheticCorpus(data, PretrainedTokenizer(make_tokenizer())).prompts("test", 599, 1)
+    assert len(prompt.tokens) <= 600
+    assert prompt.tokens[0] == BEGINNING
+    assert prompt.answer in tokenizer.decode(prompt.tokens)
+    for first, stop in prompt.evidence:
+        assert prompt.answer in tokenizer.decode(prompt.tokens[first:stop])
+    both = tokenizer, PretrainedTokenizer(make_tokenizer())
+    assert len({SyntheticCorpus(data, each).split("test").sha256 for each in both}) == 2
+    assert bare.tokens[0] != BEGINNING
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+def test_training_windows_of_text_and_of_tasks_begin_as_prompts_do(block_size):
+    tokenizer = tokenizer_with_beginning()
+    bare = PretrainedTokenizer(make_tokenizer())
+    settings = {"length": 300, "batch_size": 4, "seed": 0, "block_size": block_size}
+    made = SyntheticWindows(SyntheticCorpus(Passkey(), tokenizer), "train", **settings).batch(0)
+    shorter = settings | {"length": 300 if block_size else 299}
+    usual = SyntheticWindows(SyntheticCorpus(Passkey(), bare), "train", **shorter).batch(0)
+    assert (made.tokens[:, 0] == BEGINNING).all()
+    assert (made.targets[:, 0] == NO_LOSS).all()
+
+    def own(batch):  # tokens and targets without landmarks
+        kept = batch.tokens[0] != tokenizer.landmark
+        return batch.tokens[:, kept], batch.targets[:, kept]
+
+    for with_it, without in zip(own(made), own(usual), strict=True):
+        assert with_it[:, 1:].tolist() == without[:, : with_it.shape[1] - 1].tolist()
+
+
+def test_the_windows_of_a_pretrained_model_begin_as_it_expects(tmp_path):
+    config = make_config("landmark", batch_size=3)
+    tokenizer = tokenizer_with_beginning()
+    data = WindowDataModule(make_corpus(tmp_path), tokenizer, config)
+    for batch in (data.training.batch(0), data.validation.at(data.validation.evenly_spaced(3))):
+        first = (batch.tokens != tokenizer.landmark).int().argmax(1)
+        assert (batch.tokens[torch.arange(3), first] == BEGINNING).all()
+
+
+# ---- rows that read the model of transformers that another row trains further
+
+
+ROWS = {
+    "training": "model=pretrained_base model.as_is=false model.lora_rank=2",
+    "tuned": "model=pretrained start=training",
+    "tuned-dense": "model=pretrained_base start=training",
+    "plain": "model=pretrained",
+}
+SETTINGS = [
+    *("size=nano", "data=stdlib", "data.max_documents=6", "tokenizer=pretrained", "trainer=cpu", "logger=csv"),
+    *("train.steps=2", "train.batch_size=2", "train.length=64", "train.precision=32-true", "train.validate_batches=1"),
+    *("train.max_lr=0.01", "train.start_lr=0.01", "eval.tokens=512", "eval.length=256", "eval.local=64"),
+]
+LISTED = f"+rows={{{', '.join(f'{name}: {text!r}' for name, text in ROWS.items())}}}"
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    """A function that runs a command with a tiny Llama, and gives the records of its rows by their names."""
+    output = tmp_path_factory.mktemp("tuned")
+    save_model(output / "tiny")
+
+    def run(*words, name=output / "tiny"):
+        given = [*SETTINGS, f"output={output}", f"model.name={name}", *words]
+        run_task(*given)
+        rows = [json.loads(path.read_text()) for path in (output / "records" / "rows").glob("*.json")]
+        return output, {row["labels"]["row"]: row for row in rows}
+
+    return run
+
+
+def test_a_row_reads_what_another_trains(launch, capsys):
+    output, rows = launch(LISTED, "row=tuned")
+    (trained,) = (output / "runs").iterdir()
+    assert "train.steps" not in capsys.readouterr().err
+    assert rows["tuned"]["labels"]["run"] == str(trained)
+    before = (trained / "model.safetensors").stat().st_mtime_ns
+    _, rows = launch(LISTED)
+    assert [path.name for path in (output / "runs").iterdir()] == [trained.name]
+    assert (trained / "model.safetensors").stat().st_mtime_ns == before
+    nll = {name: row["results"]["nll"] for name, row in rows.items()}
+    assert nll["training"] == nll["tuned-dense"]
+    assert len({row["id"] for row in rows.values()}) == 4
+    assert abs(nll["tuned"] - nll["plain"]) > 1e-3
+    _, rows = launch("model=pretrained", "name=folder", name=trained)
+    assert rows["folder"]["results"]["nll"] == nll["tuned"]
+    assert rows["folder"]["id"] != rows["tuned"]["id"]
+
+
+def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):
+    launch(LISTED, "task=train")
+    said = capsys.readouterr().out
+    assert said.count("trained before") == 1
+    with pytest.raises(UserError, match="task=train: single trains nothing"):
+        launch("model=pretrained", "task=train")
+    launch(LISTED, "row=tuned", "train.steps=3", "task=plan")
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[2] for line in said if line[:1] == ["run"]] == ["missing"]
+    assert [line[2] for line in said if line[:2] == ["row", "tuned"]] == ["missing"]
+
+
+def test_the_batches_of_the_training_are_those_that_devices_share(launch):
+    training = "model=pretrained_base model.as_is=false train.batch_size=2"
+    rows = f"+rows={{training: {training!r}, tuned: 'model=pretrained start=training'}}"
+    shared = [word for word in SETTINGS if not word.startswith("train.batch_size")]
+    given = [*shared, "row=tuned", "train.steps=9", "trainer.devices=4", rows]
+    output, _ = launch(LISTED, "row=tuned")
+    given += [f"output={output}", f"model.name={output / 'tiny'}"]
+    config = to_config(compose_conf(given))
+    assert config.train.batch_size % 4 == 0
+    with pytest.raises(UserError, match=r"batch_size=2 cannot be shared evenly by 4 devices: set trainer\.devices"):
+        app.run(config, given, compose_conf)
+
+
+def test_a_trained_model_is_read_in_the_type_that_is_named(launch):
+    output, rows = launch(LISTED, "row=training")
+    whole = rows["training"]
+    launch(LISTED, "row=training", "model.dtype=bfloat16")
+    records = [json.loads(path.read_text()) for path in (output / "records" / "rows").glob("*.json")]
+    (halves,) = (record for record in records if record["settings"].get("dtype") == "bfloat16")
+    assert halves["settings"] == whole["settings"] | {"dtype": "bfloat16"}
+    assert 0 < abs(halves["results"]["nll"] - whole["results"]["nll"]) < 0.05
+    config = to_config(compose_conf([*SETTINGS, "model=pretrained_base", f"model.name={output / 'tiny'}"]))
+    for dtype in (None, "bfloat16"):
+        config.model.as_is, config.model.dtype = False, dtype
+        model, _ = load_trained(config, Path(whole["labels"]["run"]), Inputs())
+        assert {weight.dtype for weight in model.parameters()} == {getattr(torch, dtype or "float32")}

@@ -17,7 +17,6 @@ LOOKS = {
     growth.PREFIX: Look(PLAIN, "square", filled=False),
     growth.BLOCKS: Look(LANDMARK),
     search.SCAN: Look(LANDMARK),
-    search.FLAT: Look(PLAIN, "square", filled=False),
     search.INVERTED: Look(XL, "diamond"),
 }
 

@@ -24,8 +24,7 @@ from landmark.memory.store import BlockStore
 from landmark.models import Decoder, load
 from landmark.utils.constants import DEFAULT_CHUNK
 
-SCAN, FLAT, INVERTED = "scan of all landmarks", "faiss, flat", "faiss, inverted file"
-KINDS = {FLAT: "flat", INVERTED: "ivf"}
+SCAN, INVERTED = "scan of all landmarks", "faiss, inverted file"
 CHUNK, TOKEN, BUILD, RECALL = (
     "search for a chunk",
     "search for a token",
@@ -76,15 +75,14 @@ def run(options: Options, say: Say) -> Report:
             asked = [resampled(each, context, size) for each in asked]
         rows += measure(context, asked, size)
     whose = "a trained model" if options.run else "random weights"
-    found = ((what, name) for what in (CHUNK, TOKEN) for name in KINDS)
-    pays = [f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what, name in found]
+    pays = [f"{what} takes less time by {INVERTED} {faster_from(rows, what)}" for what in (CHUNK, TOKEN)]
     return Report(rows, [f"Landmarks of {whose}, {layers(asked)}: {'; '.join(pays)}."])
 
 
-def faster_from(rows: list[Row], what: str, name: str) -> str:
-    """The context from which on an index is faster than the scan, in words."""
+def faster_from(rows: list[Row], what: str) -> str:
+    """The context from which on the index is faster than the scan, in words."""
     ratio = {
-        row.context or 0: row.ratio.median for row in rows if row.measured == name and row.setting.startswith(what)
+        row.context or 0: row.ratio.median for row in rows if row.measured == INVERTED and row.setting.startswith(what)
     }
     slower = max((context for context, value in ratio.items() if value >= 1), default=0)
     found = [context for context in ratio if context > slower]
@@ -159,7 +157,7 @@ def measure(context: int, asked: list[Question], size: Scale) -> list[Row]:
                 Row("search", setting, name, against, unit, spread, ratios(each, values[against]), None, context)
             )
 
-    selectors = {SCAN: Best(), **{name: Faiss(CANDIDATES, kind) for name, kind in KINDS.items()}}
+    selectors = {SCAN: Best(), INVERTED: Faiss(CANDIDATES)}
     found: dict[str, list[Tensor]] = {}
     making: dict[str, list[float]] = {}
     for name, select in selectors.items():
@@ -172,7 +170,7 @@ def measure(context: int, asked: list[Question], size: Scale) -> list[Row]:
             for name, select in selectors.items()
         }
         add(what, "ms", 1e3, interleave(functions, rounds=size.rounds, clock=time.process_time), SCAN)
-    add(BUILD, "ms", 1e3, {name: making[name] for name in KINDS}, FLAT)
+    add(BUILD, "ms", 1e3, {INVERTED: making[INVERTED]}, INVERTED)
     add(RECALL, "share", 1.0, {name: [recall(each, found[SCAN])] for name, each in found.items()}, SCAN)
     return rows
 

@@ -378,7 +378,7 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
     }
     selector = selectors[settings.scorer]
     if settings.index != "exact":
-        selector = Faiss(kind="flat" if settings.index == "faiss_flat" else "ivf", exact=best)
+        selector = Faiss(exact=best)
     objects |= {
         "select": selector if settings.rerank is None else SecondLook(settings.rerank, selector),
         "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),

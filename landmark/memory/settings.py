@@ -14,7 +14,7 @@ from landmark.utils.setting import check_field, setting
 GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key", "given")
 TIERS = ("device", "cpu", "disk")
-INDICES = ("exact", "faiss", "faiss_flat")
+INDICES = ("exact", "faiss")
 MAPPINGS = ("stingy", "true")
 
 
@@ -79,8 +79,7 @@ class MemorySettings:
         "exact",
         key="memory.index",
         choices=INDICES,
-        about="`exact` scans all landmarks; `faiss` searches an inverted file of FAISS, `faiss_flat` scans by FAISS; "
-        "both find 16 blocks, or k, for each query",
+        about="`exact` scans all landmarks; `faiss` finds 16 blocks, or k, for each query by an inverted file of FAISS",
     )
     window: int | None = setting(
         None, key="memory.window", least=0, about="without landmarks: the last tokens, which every query reads"

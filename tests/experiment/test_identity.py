@@ -33,7 +33,7 @@ OTHER_ROWS = {
     "model=landmark": """
         eval.length=300 eval.local=100 eval.tokens=8192 eval.split=test retrieval.k=1 retrieval=per_head memory.blocks=9
         retrieval.scorer=recent eval.task=unique_blocks positions.mapping=true memory.index=faiss
-        memory.index=faiss_flat eval.task=copy eval.task=vt
+        eval.task=copy eval.task=vt
         eval.task=copy+eval.prompts=9 eval.task=fwe eval.task=vt+eval.prompts=9 eval.task=vt+eval.generated=5
         eval.task=passkey eval.task=passkey+data.needles=4 model.masked=true""",
     "size=nano": "eval.span=2048 cmt=on cmt=on+cmt.cutoff=0.3",

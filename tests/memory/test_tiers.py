@@ -57,7 +57,7 @@ def test_every_tier_gives_the_same_bits(case):
     on_device, memory = new_memory(**settings), new_memory(**settings, tier=case["tier"], cache=case["cache"])
     if case["index"] == "faiss":
         pytest.importorskip("faiss")
-        candidates = Faiss(200, "flat")
+        candidates = Faiss(200)
         memory.select = candidates if case["scorer"] == "landmark" else SecondLook(5, candidates)
     expected, out = (feed(each, q, k, v, case["chunks"], **reading) for each in (on_device, memory))
     tolerance = {"atol": 0, "rtol": 0} if case["index"] == "exact" else {}
@@ -196,7 +196,7 @@ def test_few_candidates_by_the_definition(faiss):
     """k=2: the best of the last two blocks and of the three best older ones, in loops."""
     store = filled(12)
     queries, asked = question(store, 5, 2)
-    ages = Faiss(3, "flat").choose(asked, 2)
+    ages = Faiss(3).choose(asked, 2)
     for sample, head, t in torch.cartesian_prod(*map(torch.arange, (2, 4, 5))).tolist():
         scores = {a: float(queries[sample, head, t] @ store.landmarks[sample, head // 2, 12 - a]) for a in range(1, 13)}
         older = sorted(range(3, 13), key=lambda a: -scores[a])[:3]

@@ -38,13 +38,12 @@ def import_faiss() -> Any:
 class Faiss(Selector):
     """Reads the k best of the last blocks and of the candidates of an index.
 
-    candidates: landmarks that the index finds for each query, k at least. kind: "ivf", an inverted file, approximate,
-    or "flat". exact: chooses where there is nothing to find. indices: of the layers, by their stores. An index cannot
-    drop blocks: a store that does needs another selector. Raises UserError where faiss is not installed.
+    candidates: landmarks that the index finds for each query, k at least. exact: chooses where there is nothing to
+    find. indices: of the layers, by their stores. An index cannot drop blocks: a store that does needs another
+    selector. Raises UserError where faiss is not installed.
     """
 
     candidates: int = 16
-    kind: str = "ivf"
     exact: Best = Best()  # noqa: RUF009 (it is frozen)
     granularity: str = field(default="per_token_and_head", init=False)
     indices: "WeakKeyDictionary[BlockStore, LandmarkIndex]" = field(default_factory=WeakKeyDictionary, init=False)
@@ -62,7 +61,7 @@ class Faiss(Selector):
             return self.exact.choose(question, k)
         index = self.indices.get(store)
         if index is None:
-            index = self.indices[store] = LandmarkIndex(self.kind)
+            index = self.indices[store] = LandmarkIndex()
         newest = torch.arange(1, k + 1, device=queries.device)
         lagged, keys = queries[question.lags.scoring(newest) - 1], store.landmarks[:, :, store.rows(newest)]
         scores = scores_of(lagged, keys, cap)
@@ -77,13 +76,13 @@ class Faiss(Selector):
 class LandmarkIndex:
     """The landmarks of one layer, in one faiss index by inner product for each sample and key/value head.
 
-    kind: "flat" compares a query with all landmarks; "ivf" with those in the PROBED nearest lists of an inverted file.
-    An inverted file starts flat, and is made again whenever the number of blocks has doubled. New blocks are added at
-    the next search.
+    A query is compared with the landmarks in the PROBED nearest lists of an inverted file; with all, as long as there
+    are no more lists. The file is made again whenever the number of blocks has doubled. New blocks are added at the
+    next search.
     """
 
-    def __init__(self, kind: str):
-        self.kind, self._faiss = kind, import_faiss()
+    def __init__(self):
+        self._faiss = import_faiss()
         self._indices: list[Any] = []
         self._added = self._built = 0  # blocks in each index, now and when its lists were made
 
@@ -104,7 +103,7 @@ class LandmarkIndex:
 
     def _add(self, store: BlockStore, blocks: int) -> None:
         landmarks = store.landmarks[:, :, :blocks].flatten(0, 1)
-        if not self._indices or (self.kind == "ivf" and blocks >= 2 * max(self._built, POINTS_PER_LIST)):
+        if not self._indices or blocks >= 2 * max(self._built, POINTS_PER_LIST):
             self._added, self._built = 0, blocks
             self._indices = [self._new(_numbers(keys)) for keys in landmarks]
         if blocks > self._added:
@@ -115,7 +114,7 @@ class LandmarkIndex:
     def _new(self, keys: np.ndarray) -> Any:
         faiss, (blocks, dim) = self._faiss, keys.shape
         lists = min(blocks // POINTS_PER_LIST, int(4 * blocks**0.5))
-        if self.kind == "flat" or lists <= PROBED:
+        if lists <= PROBED:
             return faiss.IndexFlatIP(dim)
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
         index.nprobe = PROBED

@@ -1,7 +1,5 @@
 """200 bad commands and 200 damaged files, drawn anew: none ends in a traceback, with a wrong number, or never.
-
-A failure names the seed, and ATTACK_SEED=… draws the same again; ATTACK_COUNT=… draws more.
-"""
+A failure names the seed: ATTACK_SEED=… draws the same again, ATTACK_COUNT=… draws more."""
 
 import contextlib
 import json

@@ -68,11 +68,9 @@ def test_a_setting_that_has_an_effect_on_another_row_is_reported_and_a_fault_of_
 def test_a_part_without_braces_is_refused():
     parts = {"twice": "retrieval.k=64"}
     with pytest.raises(
-        UserError, match=r"rows: twice_2048: twice names a part: to add its overrides write {twice}_2048"
+        UserError, match="rows: twice_2048: twice names a part: to add its overrides write {twice}_2048"
     ):
         spread("twice_2048", "", parts)
-    with pytest.raises(UserError, match="has more than 10,000 combinations"):
-        spread("{seed=0,1,2,3,4,5,6,7,8,9}" * 5, "", parts)
     assert spread("{twice}_2048", "", parts) == {"twice_2048": "retrieval.k=64"}
     assert spread("twice_2048", "eval.length=2048", parts) == {"twice_2048": "eval.length=2048"}
 

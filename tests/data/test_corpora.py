@@ -46,12 +46,8 @@ def line(text: object, config: str = "arxiv") -> dict[str, object]:
 def write_parquet(file: Path, rows: dict[int, str | None], **columns: list) -> None:
     """A file of the parquet mirror: one book a row, its number at the end of the url."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    table = {
-        "short_book_title": [f"Book {number}" for number in rows],
-        "publication_date": [1900] * len(rows),
-        "url": [f"http://www.gutenberg.org/ebooks/{number}" for number in rows],
-        "text": list(rows.values()),
-    }
+    urls = [f"http://www.gutenberg.org/ebooks/{number}" for number in rows]
+    table = {"publication_date": [1900] * len(rows), "url": urls, "text": list(rows.values())}
     pyarrow.parquet.write_table(pyarrow.table({**table, **columns}), file)
 
 
@@ -76,10 +72,8 @@ def papers(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pile(tmp_path: Path) -> Path:
-    """The same lines as proof-pile's files have them: gzipped, meta an object whose keys and types change.
-
-    Of the 21 files of the train split, the first five hold one document each, the others a line without a config.
-    """
+    """The same lines in proof-pile's own files: the first of the train split hold one each, the others a line without a
+    config."""
     metas = [{"file": "1.tex"}, {"score": 4}, {"score": "four", "tags": ["a"]}, {}, {"tags": {"a": None}}]
     rest = {"text": "no config", "meta": {"problem": 3}}
     for split, documents in PAPERS.items():

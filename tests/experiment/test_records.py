@@ -144,10 +144,8 @@ def damage(path: Path, how: str) -> None:
 
 
 class Files(RuleBasedStateMachine):
-    """Records and checkpoints that are written, stopped while they are, damaged and found, in any order.
-
-    expected: results of records and weights of checkpoints; None of one that was damaged.
-    """
+    """Records and checkpoints that are written, stopped while they are, damaged and found, in any order. expected: their
+    numbers; None of one that was damaged."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,10 +38,7 @@ class OfflineRun:
 
 
 def read_offline(folder: Path) -> list[OfflineRun]:
-    """The runs below `folder`/wandb, in the order in which they began.
-
-    W&B's service may still be writing: it gets 30 seconds to end each run.
-    """
+    """The runs below `folder`/wandb as they began. W&B's service may still be writing: it gets 30 seconds to end each."""
     runs = []
     for _ in range(60):
         runs = [_read(path) for path in folder.glob("wandb/offline-run-*/*.wandb")]

@@ -74,10 +74,8 @@ def test_a_head_of_its_own_does_not_decay():
 
 @pytest.mark.parametrize(("dtype", "together"), [(torch.bfloat16, ()), (torch.float32, ()), (torch.float32, ("cpu",))])
 def test_muon_takes_the_matrices_and_adamw_the_rest(dtype, together, monkeypatch):
-    """The step of each is that of its own optimizer, at its own learning rate; PyTorch's Muon is in bfloat16.
-
-    together: as on a GPU, where a step for each matrix would take longer to launch than to compute.
-    """
+    """The step of each is that of its own optimizer, at its own rate; PyTorch's Muon is in bfloat16. together: as on a
+    GPU, where a step for each matrix would take longer to launch than to compute."""
     monkeypatch.setattr(optimization, "orthogonal", partial(orthogonal, dtype=dtype))
     monkeypatch.setattr(optimization, "TOGETHER", together)
     train = replace(settings(100), muon_lr=1e-2)

@@ -60,10 +60,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_means_over_targets(kind, tmp_path, capsys):
-    """An independent computation of the first training loss, of its gradient, and of the last validation loss.
-
-    However a batch of four windows is cut: here into three and one.
-    """
+    """The first training loss, its gradient, and the last validation loss, of a batch cut into three windows and one."""
     config = make_config(kind, steps=1, micro_batch=3)
     model, summary = run(config, tmp_path)
     printed = capsys.readouterr().err  # without a terminal

@@ -164,9 +164,6 @@ def train_exactly(folder, kind, stop=None, strategy="auto", **changes):
 
 
 def train_all(root, plan):
-    """One after the other: {"ddp/landmark": {"kind": "landmark", "stop": None}, …}.
-
-    `stop`: the step at which an error stops it; what stands beside it changes the settings of the training.
-    """
+    """One after the other. plan: the kind of each by its folder, the step at which an error stops it, and settings."""
     for name, case in plan.items():
         train_exactly(root / name, **case)

@@ -1,7 +1,7 @@
 """Processes that train nothing, as they wait, fail, are stopped, or do not come; and one that kills itself.
 
-python tests/experiment/processes_case.py MARK ARGUMENTS…: the command line in one of several processes. The last kills
-itself once, after step 5, and leaves the file MARK. Each that ends leaves MARK.RANK.threads with its threads' names.
+python tests/experiment/processes_case.py MARK ARGUMENTS…: the command line, alone or in one of several processes. The
+last kills itself once, after step 5, and leaves the file MARK. Each that ends leaves its threads' names: MARK.RANK.threads.
 """
 
 import atexit
@@ -64,7 +64,7 @@ def add(case: str) -> None:
 
 def kill_once(mark: Path) -> None:
     team = started_together()
-    is_last = team.rank == team.size - 1
+    is_last = team is None or team.rank == team.size - 1
     shown = ProgressCallback.on_train_batch_end
 
     def show_and_die(self, trainer, *arguments):
@@ -84,7 +84,9 @@ def write_threads(file: Path) -> None:
 if __name__ == "__main__":
     mark = Path(sys.argv.pop(1))
     kill_once(mark)
-    atexit.register(write_threads, mark.with_name(f"{mark.name}.{os.environ['RANK']}.threads"))  # after those of main
+    atexit.register(
+        write_threads, mark.with_name(f"{mark.name}.{os.environ.get('RANK')}.threads")
+    )  # after those of main
     try:
         main()
     finally:

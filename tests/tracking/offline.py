@@ -38,7 +38,7 @@ class OfflineRun:
 
 
 def read_offline(folder: Path) -> list[OfflineRun]:
-    """The runs below `folder`/wandb as they began. W&B's service may still be writing: it gets 30 seconds to end each."""
+    """The runs below `folder`/wandb as they began. W&B's service may still be writing: it gets 30 s to end each."""
     runs = []
     for _ in range(60):
         runs = [_read(path) for path in folder.glob("wandb/offline-run-*/*.wandb")]

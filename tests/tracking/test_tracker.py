@@ -172,18 +172,6 @@ TINY = [
     *("train.steps=8", "train.batch_size=2", "train.length=64", "train.log_every=1", "train.checkpoint_every=3"),
     *("train.validate_every=4", "train.validate_batches=1", "task=train"),
 ]
-KILLED = """
-import os, signal
-from landmark.cli.main import main
-from landmark.training.progress_callback import ProgressCallback
-
-def die(self, trainer, module, outputs, batch, batch_idx):
-    if trainer.global_step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-ProgressCallback.on_train_batch_end = die
-main()
-"""
 
 
 def start(output, *program, mode="offline", **variables):
@@ -199,7 +187,8 @@ def test_a_killed_training_has_each_point_once(tmp_path, arrived):
     before, after = (
         {} if arrived is None else {"mode": "online", **KEY, "WANDB_BASE_URL": w.url} for w in (lost, server)
     )
-    assert start(tmp_path, "-c", KILLED, **before).returncode == -signal.SIGKILL
+    killed = start(tmp_path, "tests/experiment/processes_case.py", str(tmp_path / "mark"), **before)
+    assert killed.returncode == -signal.SIGKILL
     lost.go_away()
     server.history = [{"_step": step, "trainer/global_step": step} for step in range(1, 1 + (arrived or 0))]
     earlier = list(server.history)

@@ -60,7 +60,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_means_over_targets(kind, tmp_path, capsys):
-    """The first training loss, its gradient, and the last validation loss, of a batch cut into three windows and one."""
+    """The first training loss, its gradient, and the last validation loss, of a batch cut into 3 windows and 1."""
     config = make_config(kind, steps=1, micro_batch=3)
     model, summary = run(config, tmp_path)
     printed = capsys.readouterr().err  # without a terminal

@@ -1,7 +1,7 @@
 """Processes that train nothing, as they wait, fail, are stopped, or do not come; and one that kills itself.
 
 python tests/experiment/processes_case.py MARK ARGUMENTS…: the command line, alone or in one of several processes. The
-last kills itself once, after step 5, and leaves the file MARK. Each that ends leaves its threads' names: MARK.RANK.threads.
+last kills itself once, after step 5, and leaves the file MARK. Each that ends writes its threads to MARK.RANK.threads.
 """
 
 import atexit

@@ -137,10 +137,8 @@ def damage(path: Path, how: str) -> None:
 
 
 class Files(RuleBasedStateMachine):
-    """Records and checkpoints that are written, damaged and found, in any order. tests/test_storage.py kills their writers.
-
-    expected: their numbers; None of one that was damaged.
-    """
+    """Records and checkpoints that are written, damaged and found, in any order; tests/test_storage.py kills their
+    writers. expected: their numbers, None of one that was damaged."""
 
     def __init__(self) -> None:
         super().__init__()

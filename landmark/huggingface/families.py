@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from landmark.huggingface.attention import ATTENTION, with_landmarks
 from landmark.utils.errors import UserError
@@ -131,14 +130,7 @@ def inverse_frequencies(model: PreTrainedModel) -> Tensor:
     if model.config.model_type == "llama4_text":  # its layers with full attention do not rotate
         return torch.zeros(0)
     rotary = cast(Any, model.get_decoder()).rotary_emb
-    name = f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq"
-    frequencies = getattr(rotary, name)
-    if frequencies.is_meta:  # accelerate keeps the model's tensors elsewhere
-        kind = rope_parameters(model)["rope_type"]
-        compute = rotary.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-        layer = {"layer_type": FULL} if name != "inv_freq" else {}
-        frequencies = compute(text_config(model), device="cpu", **layer)[0]
-    return frequencies
+    return getattr(rotary, f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq")
 
 
 def memory_frequencies(model: PreTrainedModel) -> Tensor:

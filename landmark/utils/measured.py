@@ -13,7 +13,5 @@ KINDS = (TEXT, *_BY_RESULT.values(), "hidden")
 
 def kind_of(results: Mapping[str, Any]) -> str:
     """What the results of a row measure: "text", or another of `KINDS`; "hidden": the hidden tokens of a text."""
-    for key, kind in _BY_RESULT.items():
-        if key in results:
-            return kind
-    return TEXT if "bits_per_byte" in results or "perplexity" not in results else "hidden"
+    otherwise = TEXT if "bits_per_byte" in results or "perplexity" not in results else "hidden"
+    return next((kind for key, kind in _BY_RESULT.items() if key in results), otherwise)

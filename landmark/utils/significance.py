@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,10 +40,8 @@ def paired_difference(a: Segments, b: Segments) -> Difference | None:
     import numpy as np
 
     (starts, stops), (other_starts, other_stops) = _ends(a), _ends(b)
-    if (starts - stops, stops - starts) != (other_starts - other_stops, other_stops - other_starts):
+    if not starts or (starts - stops, stops - starts) != (other_starts - other_stops, other_stops - other_starts):
         return None  # segments that touch cover one range
-    if not starts:
-        return None
     edges = sorted((starts | stops) & (other_starts | other_stops))
     (tokens, nats), (_, others) = _summed(a, edges), _summed(b, edges)
     rows = np.stack([edges, tokens, nats - others], 1)[tokens > 0]
@@ -71,12 +70,8 @@ def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
         return sum(math.comb(trials, i) * p**i * (1 - p) ** (trials - i) for i in range(count + 1))
 
     def solve(count: int, chance: float) -> float:
-        """The p at which `at_most` falls to `chance`."""
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_most(count, middle) > chance else (low, middle)
-        return low
+        """The largest p, of multiples of 2⁻⁶⁰, at which `at_most` is more than `chance`."""
+        return (bisect_left(range(2**60), True, key=lambda n: at_most(count, n / 2**60) <= chance) - 1) / 2**60
 
     tail = (1 - 0.95) / 2
     return (

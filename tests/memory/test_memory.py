@@ -1,5 +1,7 @@
 """Memory inference against plain loops over the definitions, and the rules that loops do not show."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -232,28 +234,8 @@ def test_the_best_are_found_and_of_equal_ones_the_newer(blocks, count, steps, se
 # ---- queries below the cutoff of the context miss token are not searched for, and read no blocks
 
 
-@pytest.fixture
-def counting(monkeypatch):
-    """Counts every read of a block's keys and values, or landmark, and every scan of all landmarks."""
-    counts = {"reads": 0, "scans": 0}
-
-    def count(owner, name, what, times):
-        original = getattr(owner, name)
-
-        def counted(*arguments):
-            counts[what] += times(*arguments)
-            return original(*arguments)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(BlockStore, "fetch", "reads", lambda store, places: 2 * len(places))
-    count(BlockStore, "read_landmarks", "reads", lambda store, places: len(places))
-    count(selector, "best_of_summaries", "scans", lambda *_: 1)
-    return counts
-
-
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granularity):
+def test_single_queries_and_chunks_below_the_cutoff_are_left_out(granularity):
     """The token's key points along some queries and away from others, so it is known which queries retrieve."""
     q, k, v, _ = texts(60, (4, 4), dtype=torch.float64)
     q[..., -2:] = -50.0  # the slowest pair: about the same at every position
@@ -264,13 +246,20 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     cmt, seen = torch.zeros(4, 4, dtype=torch.float64), []
     cmt[:, -2:] = 5.0
     memory = new_memory(k=2, granularity=granularity, cutoff=0.99, observer=seen.append)
-    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
-    stats = memory.stats
-    assert (stats["lookups"], stats["searches"], stats["searches_skipped"], counting["scans"]) == (8, 2, 1, 1)
+    fetch, landmarks = (
+        mock.patch.object(BlockStore, name, autospec=True, side_effect=getattr(BlockStore, name))
+        for name in ("fetch", "read_landmarks")
+    )
+    scan = mock.patch.object(selector, "best_of_summaries", wraps=selector.best_of_summaries)
+    with fetch as fetched, landmarks as scored, scan as scans:
+        feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
+    stats, reads = memory.stats, [2 * len(call.args[1]) for call in fetched.call_args_list]
+    reads += [len(call.args[1]) for call in scored.call_args_list]
+    assert (stats["lookups"], stats["searches"], stats["searches_skipped"], scans.call_count) == (8, 2, 1, 1)
     assert (stats["dropped"], stats["possible"]) == ([[80, 73, 80, 79]], [[80] * 4])
     assert stats["drop_rates"] == [[1.0, 73 / 80, 1.0, 79 / 80]]
     assert stats["drop_rate"] == pytest.approx(1 - 8 / 320)
-    assert 0 < counting["reads"] <= 3 * 2 * 8, "at most the blocks of eight queries: keys, values and landmark"
+    assert 0 < sum(reads) <= 3 * 2 * 8, "at most the blocks of eight queries: keys, values and landmark"
     assert stats["retrievals"] == (2 if granularity == "per_head" else 8)
     assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
     assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]

@@ -1,7 +1,5 @@
-"""The paper's definitions in plain loops over float64 numbers, a function for each seam, written apart from the code.
-
-One sample at a time, most of it one head: slow, and independent of every path that is tested against it.
-"""
+"""The paper's definitions in plain loops over float64 numbers, one sample at a time, most of it one head: slow, and
+independent of every path that is tested against it."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -61,9 +59,7 @@ def outer_softmax(
     local: list[Token], blocks: list[Block], controlled: Sequence[Block] = (), extra: float | None = None
 ) -> tuple[np.ndarray, float, list[float]]:
     """Output of one query, the log-sum-exp of its outer softmax, and the weights of the blocks, controlled ones last.
-
-    extra: score of a place without a value. controlled: blocks that share its weight.
-    """
+    extra: score of a place without a value. controlled: blocks that share its weight."""
     outer = [s for s, _ in local] + [gate for gate, _ in blocks] + ([] if extra is None else [extra])
     weights = softmax(outer) if outer else []
     shares = weights[len(local) : len(local) + len(blocks)]
@@ -139,23 +135,15 @@ def with_means(k: np.ndarray, block_size: int, phase: int = 0, share: float = 1.
 
 @dataclass
 class Selector:
-    """Which of n blocks each query reads.
-
-    granularity, second_look (m): as the settings of these names.
-    """
+    """Which of n blocks each query reads. granularity, second_look (m): as the settings of these names."""
 
     k: int
     granularity: str = "per_token_and_head"
     second_look: int | None = None
 
     def choose(self, scores: np.ndarray, exact: np.ndarray, kv_heads: int) -> list[list[list[int]]]:
-        """Numbers of blocks, ascending, of each head and query.
-
-        Args:
-            scores: (H, Q, n), of the landmarks, oldest block first.
-            exact: (H, Q, n), of landmark and tokens together, at the block's own position.
-            kv_heads: groups of heads of "per_token_and_group".
-        """
+        """Numbers of blocks, ascending, of each head and query. scores: (H, Q, n), of the landmarks, oldest first.
+        exact: (H, Q, n), of landmark and tokens together, at the block's own position. kv_heads: groups of heads."""
         heads, queries, count = scores.shape
         looks = self.second_look is not None and min(self.second_look, count) > self.k
         likely = np.array([[softmax(row) for row in of_head] for of_head in scores]).reshape(scores.shape)
@@ -189,13 +177,9 @@ class Selector:
 
 @dataclass
 class Memory:
-    """A memory of one layer for one sample.
-
-    Args: tied: whether blocks older than the last k have one score. mean: what share of the mean of its block each
-    landmark's key has. cmt: (H, d), not rotated. sinks: (H,). The others: as in the code.
-
-    found: of each head and query the weights of the blocks that it reads, by number, and of a context miss token.
-    """
+    """A memory of one layer for one sample. tied: whether blocks older than the last k have one score. mean: what share
+    of the mean of its block each landmark's key has. cmt: (H, d), not rotated. sinks: (H,). found: of each head and
+    query the weights of the blocks that it reads, by number, and of a context miss token."""
 
     block_size: int
     select: Selector

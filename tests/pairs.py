@@ -9,11 +9,9 @@ from typing import Any
 def all_pairs(
     options: Mapping[str, Iterable[Any]], allowed: Callable[[dict[str, Any]], bool] = lambda case: True, times: int = 1
 ) -> list[dict[str, Any]]:
-    """Cases such that each pair of values of two options is in one of them, if an allowed case can have it.
-
-    The same every time: each case is the one of a hundred random ones around a pair not seen yet with most of them.
-    times: in how many cases each pair is.
-    """
+    """Cases such that each pair of values of two options is in one of them, if an allowed case can have it. The same
+    every time: each case is the one of a hundred random ones around a pair not seen yet with most of them. times: in
+    how many cases each pair is."""
     values = {name: list(of_option) for name, of_option in options.items()}
     drawn = random.Random(0)
 

@@ -1,9 +1,6 @@
-"""Runs commands as a shell would, one after the other, in one process: starting Python takes longer than most of them.
+"""Runs commands as a shell would, in one process: starting Python takes longer than most of them.
 
-    python -m tests.run_commands COMMANDS RESULTS
-
-COMMANDS: JSON, a list of lists of words after `python`. RESULTS: JSON, for each its exit code, output and messages.
-"""
+`python -m tests.run_commands COMMANDS RESULTS`: JSON, lists of words after `python`; of each its code and output."""
 
 import contextlib
 import io

@@ -1,8 +1,5 @@
-"""Expected outputs of the authors' public implementation, where its folder is at hand.
-
-The folder is the one that LANDMARK_GOLDEN names, by default ../shared/golden; its settings.json is the list of what is
-checked.
-"""
+"""Expected outputs of the authors' public implementation, where its folder is at hand: the one that LANDMARK_GOLDEN
+names, by default ../shared/golden; its settings.json lists what is checked."""
 
 import json
 import os

@@ -206,10 +206,8 @@ def killed_at(work: Callable[[Path], None], folder: Path, number: int | None) ->
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """All files and folders, those without times with their bytes; of metrics.csv the losses.
-
-    Not checkpoints: when a run has its record, the next start deletes them all (`tests/experiment/test_records.py`).
-    """
+    """All files and folders, those without times with their bytes; of metrics.csv the losses. Not checkpoints: when a
+    run has its record, the next start deletes them all (`tests/experiment/test_records.py`)."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         if path.parent.name == "checkpoints":

@@ -10,10 +10,8 @@ CASE |= {"phase": "on a landmark", "extra": None, "scoring": (None, None), "top_
 
 
 def leaves_of(case, dtype=torch.float64, compute=None):
-    """Queries, keys, values and the extra place, rounded to `dtype` and computed as `compute`, by name.
-
-    lengths: of packed documents; None: there are two windows.
-    """
+    """Queries, keys, values and the extra place, rounded to `dtype` and computed as `compute`, by name. lengths: of
+    packed documents; None: there are two windows."""
     case, generator = CASE | case, torch.Generator().manual_seed(0)
     (heads, kv_heads), lengths, dim = case["heads"], case["lengths"], case["dim"]
     batch, queries = (2, case["queries"]) if lengths is None else (1, sum(lengths))

@@ -49,9 +49,7 @@ def attend(case, q, k, v, bias, phase=None, prefix=0, top_k=None):
 
 def by_definition(scores, own, fan_out, bias):
     """For each level the scores with which nodes weigh as the products of gates along the way, by number, in loops.
-
-    scores: of earlier blocks, by number. own: number of the query's block. bias: of the groups of each level.
-    """
+    scores: of earlier blocks, by number. own: number of the query's block. bias: of the groups of each level."""
     levels = [dict(scores)]
     for level, of_level in enumerate(bias, 1):
         groups = range(own // fan_out**level)

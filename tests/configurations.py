@@ -44,37 +44,20 @@ def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) 
     settings = row_settings(resolve(config), f"run-{config.model.kind}-{config.seed}", "stream")
     noise = random.Random(f"{row}{config.seed}")
     nll = math.log(perplexity)
+    labels = {"size": config.size, "data": config.data.name, "tokenizer": config.tokenizer.name, "seed": config.seed}
+    labels |= {"block_size": config.model.block_size, "row": row, "run": "outputs/runs/made-up"}
+    results = {"tokens": 24 * 4096, "nll": nll, "perplexity": perplexity, "perplexity_se": error}
+    results |= {"bits_per_byte": nll / math.log(2) / 4.2, "word_perplexity": perplexity**1.4, "keys_attended": 300.0}
+    results |= {"tokens_per_second": 12345.6, "seconds": 8.0, "peak_memory_bytes": 10**9}
+    results["segments"] = [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)]
+    provenance = {"commit": "0123456789abcdef", "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None}}
+    provenance |= {"hardware": {"cpu": "an abacus", "cores": 2}, "command": "python run.py +experiment=made_up"}
     return {
         "id": digest(settings),
         "settings": settings,
-        "labels": {
-            "size": config.size,
-            "data": config.data.name,
-            "tokenizer": config.tokenizer.name,
-            "seed": config.seed,
-            "block_size": config.model.block_size,
-            "row": row,
-            "run": "outputs/runs/made-up",
-        },
-        "results": {
-            "tokens": 24 * 4096,
-            "nll": nll,
-            "perplexity": perplexity,
-            "perplexity_se": error,
-            "bits_per_byte": nll / math.log(2) / 4.2,
-            "word_perplexity": perplexity**1.4,
-            "keys_attended": 300.0,
-            "tokens_per_second": 12345.6,
-            "seconds": 8.0,
-            "peak_memory_bytes": 10**9,
-            "segments": [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)],
-        },
-        "provenance": {
-            "commit": "0123456789abcdef",
-            "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None},
-            "hardware": {"cpu": "an abacus", "cores": 2},
-            "command": "python run.py +experiment=made_up",
-        },
+        "labels": labels,
+        "results": results,
+        "provenance": provenance,
     }
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import runpy
 import sys
-import time
 from pathlib import Path
 
 
@@ -15,14 +14,13 @@ def run(words: list[str]) -> dict[str, object]:
     """One command. run=DIR: the newest landmark run."""
     runs = sorted(Path("outputs/runs").glob("landmark-*"), key=lambda path: path.stat().st_mtime)
     sys.argv = [word.replace("run=DIR", f"run={runs[-1]}") if runs else word for word in words]
-    said, messages, code, started = io.StringIO(), io.StringIO(), 0, time.process_time()
+    said, messages, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(messages):
         try:
             runpy.run_path(words[0], run_name="__main__")
         except SystemExit as stop:
             code = stop.code or 0
-    seconds = time.process_time() - started
-    return {"code": code, "said": said.getvalue(), "messages": messages.getvalue(), "seconds": seconds}
+    return {"code": code, "said": said.getvalue(), "messages": messages.getvalue()}
 
 
 if __name__ == "__main__":

@@ -38,17 +38,9 @@ def golden_model(name: str, kind: str = "landmark", backend: str = "auto", **ext
     """In float64; with the fused kernels, interpreted, in float32."""
     if kind == "landmark":
         extra |= {"block_size": SETTINGS["block_size"], "landmark_id": SETTINGS["landmark_id"], "cmt": name == "cmt"}
-    config = decoder_config(
-        kind=kind,
-        vocab_size=SETTINGS["vocab_size"],
-        num_layers=SETTINGS["n_layer"],
-        num_heads=SETTINGS["n_head"],
-        head_dim=SETTINGS["n_embd"] // SETTINGS["n_head"],
-        mlp_dim=4 * SETTINGS["n_embd"],
-        rope_base=SETTINGS["rope_base"],
-        backend=backend,
-        **extra,
-    )
+    heads, width = SETTINGS["n_head"], SETTINGS["n_embd"]
+    shape = SETTINGS["vocab_size"], SETTINGS["n_layer"], heads, width // heads, 4 * width
+    config = decoder_config(kind, *shape, rope_base=SETTINGS["rope_base"], backend=backend, **extra)
     model = Decoder(config).double()
     model.load_state_dict(from_authors_names(arrays(f"{name}_weights")))
     return model.float() if backend == "triton" else model

@@ -65,18 +65,9 @@ class Workplace:
         far = config.eval.length / 1e5 + config.retrieval.k / 1e3
         nll = 1.0 + (config.model.kind == "transformer") - far
         spans = [[4096 * i, 4096, 4096 * nll + i + far] for i in range(2)]
-        results = {
-            "tokens": 8192,
-            "nll": nll,
-            "perplexity": math.exp(nll),
-            "perplexity_se": 0.01,
-            "bits_per_byte": nll,
-            "keys_attended": 100.0 * config.retrieval.k + (config.eval.local or 0),
-            "tokens_per_second": 8192.0,
-            "seconds": 1.0,
-            "segments": spans,
-            "position_nll": [],
-        }
+        results = {"tokens": 8192, "nll": nll, "perplexity": math.exp(nll), "perplexity_se": 0.01, "bits_per_byte": nll}
+        results["keys_attended"] = 100.0 * config.retrieval.k + (config.eval.local or 0)
+        results |= {"tokens_per_second": 8192.0, "seconds": 1.0, "segments": spans, "position_nll": []}
         if config.eval.probe == "copy":
             del results["bits_per_byte"]
             copies = {"first_copy": nll, "first_copy_se": 0.01, "second_copy": 0.1, "second_copy_se": 0.01}

@@ -231,14 +231,14 @@ def plain_map(model, texts, config, layer, head, is_weighed):
     sums, queries, hits, counted, right = np.zeros((size, size)), np.zeros(size), 0, 0, 0.0
     for text in texts:
         told = []
-        memory = model.new_memory(
-            k=config.retrieval.k,
-            granularity=config.retrieval.granularity,
-            max_blocks=config.memory.blocks,
-            scorer=config.retrieval.scorer,
-            observer=told.append,
-            cutoff=config.cmt.cutoff,
-        )
+        asked = config.retrieval
+        kept = {
+            "k": asked.k,
+            "granularity": asked.granularity,
+            "scorer": asked.scorer,
+            "max_blocks": config.memory.blocks,
+        }
+        memory = model.new_memory(**kept, cutoff=config.cmt.cutoff, observer=told.append)
         for start in range(0, length - 1, local):
             told.clear()
             before = start // block

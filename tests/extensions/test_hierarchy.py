@@ -219,6 +219,7 @@ def test_groups_weigh_as_much_as_their_blocks_at_first_and_learn_it_with_the_lan
     torch.testing.assert_close(adjusted(scores, own, 4, torch.full((2, 2), math.log(4)))[0], scores)
 
 
+OTHER = {"granularity": "per_head", "scorer": "recent", "rerank": 8, "index": "faiss", "max_blocks": 9}
 REFUSED = [
     ({"fan_out": 1, "levels": 1}, {}, "model.fan_out=1, model.levels=.*: must be at least 2 and 1"),
     ({"fan_out": None}, {}, "model.levels=2: are levels of groups"),
@@ -227,14 +228,8 @@ REFUSED = [
     ({"alpha": 0.5}, {}, "model.alpha"),
     ({"kind": "transformer", "landmark_key": "token", "landmark_bias": False}, {}, "model=landmark"),
     *(
-        ({}, setting, f"{key}: with model.fan_out blocks are found by their groups, set {key.partition('=')[0]}=")
-        for setting, key in (
-            ({"granularity": "per_head"}, "retrieval.granularity=per_head"),
-            ({"scorer": "recent"}, "retrieval.scorer=recent"),
-            ({"rerank": 8}, "retrieval.rerank=8"),
-            ({"index": "faiss"}, "memory.index=faiss"),
-            ({"max_blocks": 9}, "memory.blocks=9"),
-        )
+        ({}, {name: x}, f"{name.removeprefix('max_')}={x}: with model.fan_out .* their groups, set ")
+        for name, x in OTHER.items()
     ),
     ({}, {"first": 1}, "retrieval.first=1"),
 ]

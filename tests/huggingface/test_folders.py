@@ -171,18 +171,11 @@ def test_folders_that_do_not_fit_are_refused(released, tmp_path):
 def write_gguf(gguf, model, path):
     """The model as llama.cpp writes it, with a vocabulary of bytes."""
     config, writer = model.config, gguf.GGUFWriter(path, "llama")
-    numbers = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "head_count": config.num_attention_heads,
-        "head_count_kv": config.num_key_value_heads,
-        "layer_norm_rms_eps": config.rms_norm_eps,
-        "rope_freq_base": config.rope_parameters["rope_theta"],
-        "rope_dimension_count": config.head_dim,
-        "vocab_size": config.vocab_size,
-    }
+    numbers = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
+    numbers |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
+    numbers |= {"head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads}
+    numbers |= {"layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"]}
+    numbers |= {"rope_dimension_count": config.head_dim, "vocab_size": config.vocab_size}
     for name, value in numbers.items():
         getattr(writer, f"add_{name}")(value)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

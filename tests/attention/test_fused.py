@@ -20,7 +20,7 @@ from landmark.attention import ContextMiss, Window, backend_for, landmark_attent
 from landmark.attention.fused import operators, tuning
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, choices, shared_memory
 from landmark.attention.rotary import _is_within, rotary_factors, rotate, rotation
-from tests.attention.cases import arguments, leaves_of, run
+from tests.attention.test_landmark_attention import arguments, leaves_of, run
 from tests.pairs import all_pairs, name_of
 
 ROOT = Path(__file__).parents[2]

@@ -44,20 +44,14 @@ def ask(tmp_path, capsys, monkeypatch):
     return run
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    calls, forward = [], LandmarkModel.forward
+def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask, monkeypatch):
+    kept, counted, forward = ask.folder / "kept", [], LandmarkModel.forward
 
     def count(self, input_ids=None, **given):
-        calls.append(input_ids.shape[1])
+        counted.append(input_ids.shape[1])
         return forward(self, input_ids, **given)
 
     monkeypatch.setattr(LandmarkModel, "forward", count)
-    return calls
-
-
-def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask, counted):
-    kept = ask.folder / "kept"
     out, _ = ask(
         "task=chat", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", questions="Who?\nWhere?\n\n"
     )

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ from landmark.cli.main import TASKS
 from landmark.cli.terminal import said
 from tests.cli.shell import RUN, start
 from tests.configurations import SMALL
-
-
-def write_pair(folder: Path) -> None:
-    (folder / "mine" / "experiment").mkdir(parents=True)
-    (folder / "mine" / "experiment" / "pair.yaml").write_text("# @package _global_\n# Two rows. Of mine.\nname: pair\n")
 
 
 def test_the_version_is_ours(here):
@@ -46,7 +40,10 @@ def test_nothing_asked_for_shows_what_there_is(here):
     assert (status.code, status.err) == (0, "")
     assert status.out.startswith("not begun: ablation_retrieval, ")
     assert list(here.folder.iterdir()) == []
-    write_pair(here.folder)
+    (here.folder / "mine" / "experiment").mkdir(parents=True)
+    (here.folder / "mine" / "experiment" / "pair.yaml").write_text(
+        "# @package _global_\n# Two rows. Of mine.\nname: pair\n"
+    )
     assert re.search(r"\+experiment=pair +Two rows\n", here("--config-dir", "mine").out)
     helped = here("--help", "train.steps=7").out
     assert helped.startswith(done.out)

@@ -11,7 +11,7 @@ from landmark.tracking import dashboard
 from landmark.tracking.tracker import of_run
 from landmark.utils.errors import UserError
 from landmark.utils.source_tree import commit
-from tests.tracking.offline import read_offline
+from tests.tracking.wandb_server import read_offline
 from tests.workplace import run_task
 
 TINY = [

@@ -24,8 +24,7 @@ from landmark.utils.files import read_json, write_json
 from landmark.utils.metrics_csv import read_metrics
 from tests.configurations import SMALL, compose_conf
 from tests.forked import python
-from tests.tracking.offline import read_offline
-from tests.tracking.wandb_server import Server
+from tests.tracking.wandb_server import Server, read_offline
 from tests.training.training_case import At, make_config, run
 
 ROOT = Path(__file__).parents[2]

@@ -220,8 +220,7 @@ def test_compiles_without_a_gpu_and_counts_innermost_loops_with_matrix_products_
         assert int(row["spilled bytes"]) <= (256 if row["kernel"] == "backward" else 0)
         assert int(row["shared bytes"]) <= int(row["of at most"])
         assert row["command"].endswith("benchmarks.ahead_of_time --quick --out " + str(tmp_path))
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
+    environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "error: under TRITON_INTERPRET=1 nothing can be compiled: unset it\n")
     assert list(_loops(SASS)) == [3]

@@ -52,9 +52,8 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
         return forward(self, input_ids, **given)
 
     monkeypatch.setattr(LandmarkModel, "forward", count)
-    out, _ = ask(
-        "task=chat", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", questions="Who?\nWhere?\n\n"
-    )
+    book = f"prompt_file={ask.folder / 'book.txt'}"
+    out, _ = ask("task=chat", book, f"memory.save={kept}", questions="Who?\nWhere?\n\n")
     answers = out.splitlines()
     assert [len(answer) for answer in answers] == [5, 5]
     assert sum(counted) < len(BOOK) + 300

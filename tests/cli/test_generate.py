@@ -25,13 +25,7 @@ def ask(tmp_path, capsys):
 
     def run(*overrides):
         common = ["task=generate", f"run={tmp_path / 'run'}", "tokenizer=bytes", "trainer=cpu", "generate.tokens=30"]
-        overrides = [
-            *common,
-            f"output={tmp_path / 'outputs'}",
-            *([] if "+experiment=figure3_passkey" in overrides else ["eval.local=50"]),
-            *overrides,
-        ]
-        run_task(*overrides)
+        run_task(*common, f"output={tmp_path / 'outputs'}", "eval.local=50", *overrides)
         printed = capsys.readouterr()
         return printed.out, printed.err.splitlines()[-1]
 
@@ -45,10 +39,9 @@ def expected(model, *texts, sampling=None, **settings):
     memory = model.new_memory(**settings) if model.config.kind == "landmark" else None
     for text in texts[:-1]:
         model.generate([TOKENIZER.encode(text)], 0, local=50, memory=memory)
-    generated = model.generate(
-        [TOKENIZER.encode(texts[-1])], 30, local=50, memory=memory, sampling=sampling, stop=[TOKENIZER.eot]
-    )
-    return TOKENIZER.decode(generated[0]) + "\n"
+    last, stop = [TOKENIZER.encode(texts[-1])], [TOKENIZER.eot]
+    (generated,) = model.generate(last, 30, local=50, memory=memory, sampling=sampling, stop=stop)
+    return TOKENIZER.decode(generated) + "\n"
 
 
 def test_a_prompt_is_gone_on_from_as_the_settings_say_until_a_stop_text(ask):
@@ -69,15 +62,14 @@ def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
     book, question = f"prompt_file={ask.folder / 'book.txt'}", f"prompt={QUESTION.strip()}"
     now, _ = ask(book, question, "retrieval.k=2")
     assert now == expected(ask.model, BOOK, QUESTION.strip(), k=2)
-    nothing, statistics = ask(book, f"memory.save={ask.folder / 'memory'}", f"memory.tier={tier}", "retrieval.k=2")
+    memory, tier = ask.folder / "memory", f"memory.tier={tier}"
+    nothing, statistics = ask(book, f"memory.save={memory}", tier, "retrieval.k=2")
     assert nothing == "\n"
     assert ask(book, "generate.tokens=0")[0] == ""
     assert statistics.startswith(f"{len(BOOK)} tokens read")
     assert f"memory of {len(BOOK) // 20} blocks" in statistics
     for _ in range(2):
-        later, statistics = ask(
-            question, f"memory.load={ask.folder / 'memory'}", "retrieval.k=2", f"memory.tier={tier}"
-        )
+        later, statistics = ask(question, f"memory.load={memory}", "retrieval.k=2", tier)
         assert later == now
         assert statistics.startswith(f"{len(QUESTION.strip())} tokens read")
     both, _ = ask(book, question, f"memory.save={ask.folder / 'again'}", "retrieval.k=2")
@@ -102,13 +94,11 @@ def test_a_file_alone_is_gone_on_from(ask, monkeypatch):
 def test_a_plain_transformer_reads_both_and_a_run_of_another_tokenizer_is_refused(ask):
     model = saved_run(ask.folder / "plain", "transformer")
     (ask.folder / "short.txt").write_text("It was ")
-    said, _ = ask(
-        f"run={ask.folder / 'plain'}", "model=transformer", "eval.local=null", "prompt=the best",
-        f"prompt_file={ask.folder / 'short.txt'}",
-    )  # fmt: skip
+    plain, file = f"run={ask.folder / 'plain'}", f"prompt_file={ask.folder / 'short.txt'}"
+    said, _ = ask(plain, file, "model=transformer", "eval.local=null", "prompt=the best")
     assert said == expected(model, "It was the best")
     with pytest.raises(UserError, match="only a landmark model has a memory to save"):
-        ask(f"run={ask.folder / 'plain'}", f"prompt_file={ask.folder / 'short.txt'}", "memory.save=x")
+        ask(plain, file, "memory.save=x")
     write_json(ask.folder / "run" / "run.json", {"model": {}, "tokenizer": "f" * 64})
     with pytest.raises(UserError, match="was trained with another tokenizer .ffffffffff….* than tokenizer=bytes"):
         ask("prompt=hello")

@@ -147,12 +147,9 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     planned = capsys.readouterr().out
     assert "missing: 1 run, 5 rows" in planned
     assert re.search(r"^row landmark_2048 +done", planned, re.MULTILINE)
-    assert re.search(
-        r"on a cluster: python .* -m .*task=train run=transformer-\S+ hydra/launcher=submitit_slurm\n", planned
-    )
-    assert re.search(
-        r"and then: .* row=twice_last_blocks,\S+,last_blocks_2048 hydra/launcher=submitit_slurm\n", planned
-    )
+    slurm = "hydra/launcher=submitit_slurm\n"
+    assert re.search(rf"on a cluster: python .* -m .*task=train run=transformer-\S+ {slurm}", planned)
+    assert re.search(rf"and then: .* row=twice_last_blocks,\S+,last_blocks_2048 {slurm}", planned)
     assert "measured, 1 run" in planned
 
 

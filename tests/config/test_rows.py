@@ -67,9 +67,7 @@ def test_a_setting_that_has_an_effect_on_another_row_is_reported_and_a_fault_of_
 
 def test_a_part_without_braces_is_refused():
     parts = {"twice": "retrieval.k=64"}
-    with pytest.raises(
-        UserError, match="rows: twice_2048: twice names a part: to add its overrides write {twice}_2048"
-    ):
+    with pytest.raises(UserError, match="twice_2048: twice names a part: to add its overrides write {twice}_2048"):
         spread("twice_2048", "", parts)
     assert spread("{twice}_2048", "", parts) == {"twice_2048": "retrieval.k=64"}
     assert spread("twice_2048", "eval.length=2048", parts) == {"twice_2048": "eval.length=2048"}

@@ -16,12 +16,8 @@ from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 
 CODE = load_tokenizer("code")
-SENTENCES = " ".join(
-    f"The {noun} {verb} the {other} again."
-    for noun in ("boat", "crow")
-    for verb in ("sees", "hears")
-    for other in NOISE.split()
-)
+BEGINNINGS = "The boat sees", "The boat hears", "The crow sees", "The crow hears"
+SENTENCES = " ".join(f"{beginning} the {other} again." for beginning in BEGINNINGS for other in NOISE.split())
 STREAM = CODE.encode(f"{SENTENCES} {' '.join('w' + letter * 3 for letter in 'abcdefghijklmnopqrstuvwxyz')} " * 40)
 ESSAYS = Essays(STREAM, CODE)
 NEEDLE = re.compile(r"One of the special magic (number|uuid)s for (\S+) is: ([0-9a-f-]+)\.")
@@ -54,10 +50,8 @@ def test_prompts_state_their_answers_and_leave_room_for_them(task, length):
 @pytest.mark.parametrize("tokenizer", ["bytes", "code"])
 def test_a_prompt_is_a_function_of_split_length_and_number(tokenizer):
     tokenizer = load_tokenizer(tokenizer)
-    one, two = (
-        corpus("niah_multiquery", tokenizer=tokenizer, essays=Essays(tokenizer.encode(SENTENCES), tokenizer))
-        for _ in range(2)
-    )
+    essays = Essays(tokenizer.encode(SENTENCES), tokenizer)
+    one, two = (corpus("niah_multiquery", tokenizer=tokenizer, essays=essays) for _ in range(2))
     two.prompts("test", 3000, 1)
     for a, b in zip(one.prompts("test", 2500, 3), two.prompts("test", 2500, 3), strict=True):
         np.testing.assert_array_equal(a.tokens, b.tokens)
@@ -137,9 +131,7 @@ def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were():
 # ---- the prompts of lm-evaluation-harness's generator, from the same random numbers
 
 EXTRA = "the optional extra `eval` is not installed"
-ESSAY = [
-    f"{word}{'.' if place % 9 == 8 else ''}" for place, word in enumerate(("alpha beta gamma delta " * 500).split())
-]
+ESSAY = [f"{word}{'.' * (at % 9 == 8)}" for at, word in enumerate(("alpha beta gamma delta " * 500).split())]
 NIAH = [name for name in TASKS if name.startswith("niah")]
 
 

@@ -92,9 +92,8 @@ def test_windows_are_full_and_only_their_first_text_is_a_prompt(name):
         assert not any(text.startswith(INTRODUCTION[:10]) for text in texts[1:])
         if texts[0].startswith(INTRODUCTION):
             prompts += 1
-            stated = dict(
-                re.findall(r"The pass key((?: [A-Z])?) is (\d+)\. Remember it\. \2 is the pass key\1\.", texts[0])
-            )
+            said = r"The pass key((?: [A-Z])?) is (\d+)\. Remember it\. \2 is the pass key\1\."
+            stated = dict(re.findall(said, texts[0]))
             asked = re.findall(r"What is the pass key((?: [A-Z])?)\? The pass key\1 is (\d+)\.", texts[0])
             assert dict(asked) == stated
             assert len(asked) == len(stated)

@@ -126,11 +126,8 @@ def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
 @pytest.fixture
 def output(tmp_path):
     """Three trained runs, of which the second is the newest, and one in training."""
-    for age, name in (
-        (30, "landmark-stdlib-nano-aaa"),
-        (10, "landmark-stdlib-nano-bbb"),
-        (20, "transformer-pg19-nano-ccc"),
-    ):
+    ages = {"landmark-stdlib-nano-aaa": 30, "landmark-stdlib-nano-bbb": 10, "transformer-pg19-nano-ccc": 20}
+    for name, age in ages.items():
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "model.safetensors").touch()

@@ -93,9 +93,8 @@ def test_a_command_on_two_machines(machines):
 def test_a_command_on_two_devices_names_the_one_that_starts_them(tmp_path):
     done = start("run.py", *TINY, "trainer.devices=2", f"output={tmp_path}").wait()
     assert done.returncode == 2
-    assert "2 devices train in as many processes: start them by `torchrun --standalone --nproc-per-node=2 run.py " in (
-        done.stderr
-    )
+    said = "2 devices train in as many processes: start them by `torchrun --standalone --nproc-per-node=2 run.py "
+    assert said in done.stderr
 
 
 def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):

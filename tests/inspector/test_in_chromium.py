@@ -40,10 +40,7 @@ def wait(browser, script="return document.body.getAttribute('aria-busy') === 'fa
 
 
 def click_token(browser, position: int, width: int = W) -> None:
-    browser.js(
-        "const row = document.querySelectorAll('.block')[arguments[0]]; row.scrollIntoView({block: 'center'});",
-        position // width,
-    )
+    browser.js("document.querySelectorAll('.block')[arguments[0]].scrollIntoView({block: 'center'})", position // width)
     token = f".block:nth-child({position // width + 1}) b:nth-child({position % width + 1})"
     wait(browser, f"return document.querySelector({token!r}) !== null")
     browser.click(token)
@@ -120,10 +117,8 @@ def test_a_text_without_landmarks(browser, tmp_path):
     assert len(expected) >= 3
     assert listed(browser, "retrieved", "block") == {block: said(share) for block, share in expected.items()}
     assert browser.texts("b.selected") == ["e"]
-    local = browser.js(
-        "return [...document.querySelectorAll('.block')].flatMap((x, n) => x.matches('.local') ? n : [])"
-    )
-    assert local == list(range(trace.visible[64 // BLOCK] // BLOCK, 64 // BLOCK + 1))
+    found = "[...document.querySelectorAll('.block')].flatMap((x, n) => x.matches('.local') ? n : [])"
+    assert browser.js(f"return {found}") == list(range(trace.visible[64 // BLOCK] // BLOCK, 64 // BLOCK + 1))
     assert browser.errors() == []
 
 
@@ -210,9 +205,7 @@ def test_32k_tokens(browser, tmp_path):
         click_token(browser, position, block_size + 1)
         expected = shares_of(trace, browser.js("return selected"))
         assert listed(browser, "retrieved", "block").items() <= {b: said(s) for b, s in expected.items()}.items()
-    rows, tokens = (
-        browser.js("return document.querySelectorAll(arguments[0]).length", x) for x in (".block", "#text b")
-    )
-    assert rows == -(-length // (block_size + 1))
-    assert 0 < tokens < 100 * (block_size + 1)
+    count = "return document.querySelectorAll(arguments[0]).length"
+    assert browser.js(count, ".block") == -(-length // (block_size + 1))
+    assert 0 < browser.js(count, "#text b") < 100 * (block_size + 1)
     assert browser.errors() == []

@@ -59,9 +59,8 @@ def test_the_page_has_the_values_of_the_trace(tokens, cmt):
 
 def test_no_text_ends_its_element_and_bytes_that_are_no_text_are_marked(tokens):
     assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]
-    page = render(
-        trace_retrieval(model_of(), tokens, LOCAL), TOKENIZER, "</title><script>", {"run": "</script><b>{{data}}"}
-    )
+    trace = trace_retrieval(model_of(), tokens, LOCAL)
+    page = render(trace, TOKENIZER, "</title><script>", {"run": "</script><b>{{data}}"})
     assert page.count("</script>") == page.count("<script") == 2 + len(SCRIPTS)
     assert page.count("<b>") == page.split("<script", 1)[0].count("<b>"), "none but those of the explanation"
     assert "<title>&lt;/title&gt;&lt;script&gt;: what" in page
@@ -114,8 +113,8 @@ def test_a_command_writes_a_page_whose_file_and_prompt_are_one_text(inspect, tmp
 def test_bad_input_leaves_nothing(inspect, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for words, said in (
-        ("prompt=hello", "in a text of 5 tokens"),
-        ("prompt_file=none.txt", "none.txt: cannot be read"),
+        ("prompt=hello", "a text of 5 tokens"),
+        ("prompt_file=none", "prompt_file=none: cannot be read"),
     ):
         with pytest.raises(UserError, match=said):
             inspect("task=inspect", "tokenizer=bytes", "run=DIR", words)

@@ -32,19 +32,18 @@ def projections(monkeypatch):
     return seen
 
 
-OTHERS = {
-    "all blocks": {},
-    "few blocks": {"max_blocks": 4},
-    "cmt": {"cutoff": 0.0},
-    "cmt that drops": {"cutoff": 0.15, "max_blocks": 6},
-}
+OTHERS = [
+    {},
+    {"max_blocks": 4},
+    {"cutoff": 0.0},
+    {"cutoff": 0.15, "max_blocks": 6},
+]  # with a cutoff: a cmt; it may drop
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("others", OTHERS)
-def test_it_equals_plain_loops(tokens, projections, granularity, others):
-    tokens = tokens[:62]
-    settings, cmt_is_on = OTHERS[others], "cutoff" in OTHERS[others]
+@pytest.mark.parametrize("settings", OTHERS, ids=str)
+def test_it_equals_plain_loops(tokens, projections, granularity, settings):
+    tokens, cmt_is_on = tokens[:62], "cutoff" in settings
     found = trace_retrieval(model_of(cmt=cmt_is_on), tokens, LOCAL, k=K, granularity=granularity, **settings)
     length = len(tokens) + len(tokens) // BLOCK
     assert found.blocks.shape == found.weights.shape == (LAYERS, HEADS, K, length)

@@ -26,11 +26,8 @@ def composed(experiment, *overrides):
 def tabulate(experiment, without=(), listed=False):
     """The table of an experiment. without: rows that have no record. listed: with the panels of its file."""
     config, rows = composed(experiment)
-    records = {
-        row.name: [made_up(row_record(row.configs[0], row.name, 4.5), experiment)]
-        for row in rows
-        if row.name not in without
-    }
+    rows = {row.name: row.configs[0] for row in rows if row.name not in without}
+    records = {name: [made_up(row_record(given, name, 4.5), experiment)] for name, given in rows.items()}
     panels = config.panels if listed else None
     return build(experiment, records, (), config.compare, config.figure, panels=panels)
 
@@ -40,10 +37,8 @@ def beside_the_papers(experiment, rows=slice(None), *overrides):
     config, found = composed(experiment, *overrides)
     records = {}
     for number, row in enumerate(found[rows] if isinstance(rows, slice) else [r for r in found if r.name in rows]):
-        records[row.name] = [
-            made_up(row_record(each, row.name, 4.5 + 0.1 * number + 0.02 * each.seed), experiment)
-            for each in row.configs
-        ]
+        made = [row_record(each, row.name, 4.5 + 0.1 * number + 0.02 * each.seed) for each in row.configs]
+        records[row.name] = [made_up(record, experiment) for record in made]
         if experiment == "figure3_passkey" and number % 2:  # blocks on disk
             records[row.name][0]["results"]["memory"] = {"cache_hits": 7, "seconds_searching": 2.5}
     return build(experiment, records, read_paper(experiment)[::-1], config.compare, figure=config.figure)

@@ -54,10 +54,8 @@ def table1():
 )
 def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_record, published, override):
     overrides = ["model=landmark", "eval.length=2048", "eval.local=250", "memory.blocks=40", "retrieval.k=4"]
-    records = {
-        name: [make_record(configure(*overrides, *more), name, 20.0)]
-        for name, more in {"a": [], "b": [override]}.items()
-    }
+    configs = {"a": configure(*overrides), "b": configure(*overrides, override)}
+    records = {name: [make_record(config, name, 20.0)] for name, config in configs.items()}
     assert [row.paper for row in build("t", records, published).rows] == [14.92, None]
     assert not build("t", {"b": records["b"]}, published).published
 

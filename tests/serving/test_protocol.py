@@ -149,11 +149,10 @@ def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_pa
 
     monkeypatch.setattr(type(model), "forward", slow)
     asked = {"prompt": "A", "max_tokens": 1000, "temperature": 0}  # a drawn token might end it
-    sent = {
-        "completions": ("POST", "/completions", {"json": asked}),
-        "documents": ("PUT", "/documents/long", {"content": b"A heron. " * 300}),
-    }
-    method, place, content = sent[path]
+    sent = "POST", "/completions", {"json": asked}
+    method, place, content = (
+        sent if path == "completions" else ("PUT", "/documents/long", {"content": b"A heron. " * 300})
+    )
     with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
         with pytest.raises(httpx.ReadTimeout):
             running.http().request(method, place, timeout=httpx.Timeout(60, read=0.5), **content)

@@ -39,10 +39,8 @@ def test_completions_and_chats_are_the_models_own(server, model, tokenizer):
         assert "".join(text(part.choices[0]) or "" for part in parts) == expected
         assert parts[-1].choices[0].finish_reason == choice.finish_reason in ("length", "stop")
         assert last.choices == []
-        assert (last.usage.prompt_tokens, last.usage.total_tokens) == (
-            found.usage.prompt_tokens,
-            found.usage.total_tokens,
-        )
+        first, second = ((each.usage.prompt_tokens, each.usage.total_tokens) for each in (found, last))
+        assert first == second
         assert all(part.usage is None and "usage" in part.model_fields_set for part in parts)
         assert all(part.choices for part in create(**asked, stream=True))
     expected = greedily(model, tokenizer, prompt)

@@ -183,9 +183,8 @@ def start(output, *program, mode="offline", **variables):
 def test_a_killed_training_has_each_point_once(tmp_path, arrived):
     """Offline, and at a W&B to which fewer points had come than the checkpoint at step 3 has seen, or more."""
     lost, server = Server(), Server()
-    before, after = (
-        {} if arrived is None else {"mode": "online", **KEY, "WANDB_BASE_URL": w.url} for w in (lost, server)
-    )
+    online = {} if arrived is None else {"mode": "online", **KEY}
+    before, after = (online and {**online, "WANDB_BASE_URL": each.url} for each in (lost, server))
     killed = start(tmp_path, "tests/experiment/processes_case.py", str(tmp_path / "mark"), **before)
     assert killed.returncode == -signal.SIGKILL
     lost.go_away()
@@ -235,11 +234,8 @@ def test_its_runs_are_the_cells_of_the_grid(sweep):
     swept = [[f"{key}={value}" for value in each["values"]] for key, each in sweep["parameters"].items()]
     assert list(map(" ".join, itertools.product(*swept))) == list(named(config).values())[2:]
     words = [word for word in sweep["command"] if not word.startswith("${")]
-    assert words == [
-        f"name={config.name}",
-        f"eval.length={config.eval.length}",
-        f"memory.blocks={config.memory.blocks}",
-    ]
+    given = {"name": config.name, "eval.length": config.eval.length, "memory.blocks": config.memory.blocks}
+    assert words == [f"{key}={value}" for key, value in given.items()]
 
 
 def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):

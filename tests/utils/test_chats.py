@@ -25,11 +25,8 @@ def chat_tokenizer(template, beginning=None):
     """Of bytes, with ChatML's tokens. beginning: a token that it puts before a text."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
-    tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_template = (
-        beginning or "<|im_start|>",
-        "<|im_end|>",
-        template,
-    )
+    tokenizer.bos_token, tokenizer.eos_token = beginning or "<|im_start|>", "<|im_end|>"
+    tokenizer.chat_template = template
     if beginning:
         processor = {"single": f"{beginning} $A", "special_tokens": [(beginning, tokenizer.bos_token_id)]}
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**processor)

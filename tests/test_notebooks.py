@@ -75,12 +75,8 @@ def test_tables_are_made_of_records(run, monkeypatch, tmp_path):
     made = run("02_tables")
     assert same_shape(made, "02_tables")
     assert "   2 quickstart\n2 rows read the same text" in said(made)
-    (table,) = (
-        each.data["text/markdown"]
-        for cell in code_of(made)
-        for each in cell.outputs
-        if "text/markdown" in each.get("data", {})
-    )
+    data = [each.get("data", {}) for cell in code_of(made) for each in cell.outputs]
+    (table,) = (each["text/markdown"] for each in data if "text/markdown" in each)
     assert "| plain_512 | 512 | 8.00 ± 0.10 | +0.2" in table
     assert "| landmark_512 | 512 | 6.50 ± 0.10 | - |" in table
 

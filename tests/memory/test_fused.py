@@ -276,14 +276,8 @@ def test_other_memories_read_by_themselves():
     assert can_step(Memory(5, backend="triton"), q)
     assert not can_step(Memory(5), q)  # there is no GPU
     assert not can_step(Memory(5, backend="triton"), q.double())
-    for other in (
-        {"select": Newest("per_head")},
-        {"select": Best("per_token")},
-        {"positions": TruePositions()},
-        {"store": Store(tier="cpu")},
-        {"observer": print},
-        {"k": 17},
-    ):
+    others = {"select": Newest("per_head")}, {"select": Best("per_token")}, {"positions": TruePositions()}
+    for other in (*others, {"store": Store(tier="cpu")}, {"observer": print}, {"k": 17}):
         assert not can_step(Memory(5, backend="triton", **other), q), other
     assert not can_step(None, q)
 

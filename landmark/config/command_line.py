@@ -36,6 +36,7 @@ def begin(job: StartedJob) -> None:
 
 
 def started() -> StartedJob:
+    """The job that this process has begun."""
     return _started
 
 

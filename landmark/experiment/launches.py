@@ -94,6 +94,7 @@ def describe(title: str, states: Sequence[State], command: str) -> str:
 
 
 def lines_of(states: Sequence[State]) -> list[str]:
+    """A line for each state, in columns."""
     width = max((len(each.title) for each in states), default=0)
     return [f"  {each.title:<{width}}  {each.state:<7}  {each.note}".rstrip() for each in states]
 

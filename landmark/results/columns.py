@@ -53,6 +53,7 @@ def setting(key: str) -> Reducer:
 
 
 def mean(*keys: str) -> Reducer:
+    """Mean of a result over seeds."""
     return lambda source: source.mean(*keys)
 
 

@@ -60,6 +60,7 @@ def as_text(table: Table, width: int | None = None) -> str:
 
 
 def as_markdown(table: Table) -> str:
+    """The table with its header and notes."""
     below = [f"- {line}" if line else "" for line in notes(table)]
     return "\n".join([f"**{table.header}**", "", _aligned(table, columns(table), "pipe"), *below]) + "\n"
 

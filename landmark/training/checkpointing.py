@@ -173,6 +173,7 @@ class CheckpointCallback(Checkpoint):
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
+    """The file of a step."""
     return folder / f"step-{step:08d}.ckpt"
 
 

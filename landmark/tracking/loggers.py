@@ -41,8 +41,8 @@ class WholeHistory(WandbLogger):
 
 def discard_attempts(output: Path, identity: str) -> bool:
     """Delete what earlier attempts at a run left offline; False, and nothing, where W&B's server has points of it."""
-    folders = list((output / "wandb").glob(f"offline-run-*-{identity}"))
-    is_online = any((output / "wandb").glob(f"run-*-{identity}"))
+    folders = list((output / "wandb").glob(f"offline-run-*-{identity}*"))  # of two in a second one ends in -1
+    is_online = any((output / "wandb").glob(f"run-*-{identity}*"))
     if is_online or any(file for folder in folders for file in folder.glob("*.synced")):
         return False
     for folder in folders:

@@ -206,16 +206,17 @@ def test_a_killed_training_has_each_point_once(tmp_path, arrived):
     assert [row["validation/loss"] for row in expected[3::4]] == pytest.approx(made.series("validation/loss"))
 
 
-@pytest.mark.parametrize("state", ["offline", "uploaded", "online", "of another run"])
+@pytest.mark.parametrize("state", ["offline", "of the same second", "uploaded", "online", "of another run"])
 def test_what_was_uploaded_stays(tmp_path, state):
-    name = {"online": "run-1-abc", "of another run": "offline-run-1-def"}.get(state, "offline-run-1-abc")
+    names = {"online": "run-1-abc", "of another run": "offline-run-1-def", "of the same second": "offline-run-1-abc-1"}
+    name = names.get(state, "offline-run-1-abc")
     folder = tmp_path / "wandb" / name
     folder.mkdir(parents=True)
     (folder / "run-abc.wandb").touch()
     if state == "uploaded":
         (folder / "run-abc.wandb.synced").touch()
-    assert loggers.discard_attempts(tmp_path, "abc") is (state in ("offline", "of another run"))
-    assert folder.exists() is (state != "offline")
+    assert loggers.discard_attempts(tmp_path, "abc") is (state not in ("uploaded", "online"))
+    assert folder.exists() is (state not in ("offline", "of the same second"))
 
 
 # ---- wandb_sweep.yaml, carried out by W&B's own agent, without its server
@@ -259,5 +260,5 @@ def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
     record = read_json(path)
     assert (record["settings"]["k"], record["settings"]["local"], record["settings"]["eval_length"]) == (4, 250, 2048)
     assert sweep["metric"]["name"] in record["results"]
-    logged = {folder.name.rpartition("-")[2] for folder in (tmp_path / "wandb").glob("offline-run-*")}
+    logged = {folder.name.split("-")[3] for folder in (tmp_path / "wandb").glob("offline-run-*")}
     assert logged == {"r4n1"}

@@ -223,3 +223,12 @@ def test_task_table_reads_records_only_and_names_the_first_rows_that_are_missing
     assert "xl_2048" in said[said.index("have no record yet") :]
     assert "landmark_2048_k4 is better than plain_512" in said
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
+
+
+def test_one_row_is_evaluated_without_a_table(work):
+    work("+experiment=sweep_k_local", "row=k2_local150")
+    assert work.evaluated == ["k2_local150"]
+    assert not (work.output / "tables").exists()
+    work("+experiment=sweep_k_local")
+    assert len(work.evaluated) == 13
+    assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()

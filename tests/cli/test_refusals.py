@@ -13,6 +13,7 @@ SHORT = {
     "NOTEXT": "\udcff",
     "ESC": "\x1b",
     "BOOK": "task=generate model=pretrained model.name=x",  # which is nowhere: files are looked for before it is loaded
+    "CHAT": "task=chat model=pretrained model.name=x",
     "FINETUNED": "+experiment=figure3_finetune size=nano tokenizer=bytes",
     "SHAPES": "size=nano tokenizer=bytes",
     "TUNED": "+experiment=pretrained_tuned size=nano model.name=DIR",
@@ -43,6 +44,8 @@ TINY data.cache=a.txt/x task=prepare → a.txt/x: Not a directory: no folder can
 tokenizer=bytes data.path=nowhere task=prepare → nowhere
 trainer.threads=100000 → trainer.threads=100000: must be at least 1 and at most 1024
 train.warmup=1 → train.warmup=1.0: must be above 0 and below 1
+train.max_lr=0 → train.max_lr=0.0: must be above 0
+seed=99999999999999999999 → seed=99999999999999999999: must be a number of at most
 "data.cache='NOTEXT'" → must be text in UTF-8
 -m TINY model=glob(lstm*) → glob(lstm*): matches nothing in conf/model
 -m TINY train.max_lr=interval(0,1) → train.max_lr=interval(0,1): has no list of
@@ -55,10 +58,13 @@ SLURM hydra.launcher.timeout_min=long → hydra.launcher.timeout_min=long: Value
 SWEEP hydra.launcher._target_=subprocess.run → Key '_target_' not in 'Basic'
 SWEEP hydra/launcher=basic,joblib → hydra/launcher=
 +hydra.job.env_set.LD_PRELOAD=evil.so → ONLY
+hydra.job.env_copy=[PATH] → ONLY
 hydra.job.env_set=${parts} "+parts.GIT_CONFIG_COUNT='1'" → ONLY
 -m hydra.sweeper._target_=os.system → ONLY
+hydra.job_logging.handlers.console.class=os.system → ONLY
 hydra.searchpath=[pkg://proof] → ONLY
 SLURM "hydra.launcher.setup=['touch ran']" → Key 'setup' not in 'SubmititSlurm'
+SLURM +hydra.launcher.python=evil → Key 'python' not in 'SubmititSlurm'
 SWEEP hydra/launcher=joblib "hydra.launcher.pre_dispatch='1+1'" → Key 'pre_dispatch' not in 'Joblib'
 "+model.mine={_target_: os.system}" → unknown key model.mine
 name=${oc.env:SECRET} → Unsupported interpolation type oc.env
@@ -67,18 +73,22 @@ SLURM hydra.launcher.comment=${oc.env:SECRET} → Unsupported interpolation type
 name=${oc.decode:single} → Unsupported interpolation type oc.decode
 "+rows.a='hydra.searchpath=[pkg://proof]'" → hydra.searchpath=[pkg://proof]: settings of Hydra are for its command
 train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
+trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
 "+rows.a='start_run={a:1}'" → start_run: is filled in, name the row to start from by start=
 -m seed=range(5,1) → seed=range(5,1): has no value
+seeds=[[1]] → seeds=[[1]]: must be a list of single values
 ~train → ~train: no setting can be taken out, give it another value
 plan → plan: is no setting, write task=plan
 quickstart → quickstart: is no setting, write +experiment=quickstart
 hello → hello: is no setting, write KEY=VALUE
+rows=x → rows=x: must be a mapping, as {name: value}
 steps=60 → steps: there is no such setting; did you mean train.steps?
 k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
 "name='ESC[2J'" → name=\x1b[2J: must be of letters
 model=transformer memory.window=9 memory.sinks=-1 → memory.sinks=-1: must be at least 0
+eval.local=0 → eval.local=0: must be at least 1
 eval.local=513 → eval.local=513 is longer than eval.length=512
 size=nano eval.length=8192 → raise eval.span to at least 8192
 eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4: eval.task=copy
@@ -87,6 +97,8 @@ train.k=[4] train.local=512 train.length=512 → train.local=512: must be less t
 train.length=50 → model.block_size=50: a window of train.length=50 has no room for a block and its landmark
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
+data.repeats=[nan] → data.repeats=nan: must be a finite number
+positions=jumps positions.p_jump=0 → positions.p_jump=0: must be at least 1
 data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
 model=transformer model.fan_out=4 → model.fan_out=4: is for model=landmark
@@ -94,8 +106,10 @@ train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
 train.k=[4] train.local=250 cmt=on → train.local=250: is for cmt=off and positions=standard
 model.backend=triton train.k=[4] → train.k=[4]: is for attention without fused kernels
 data=passkey data.repeats=[0.5] → data.repeats=[0.5]: is for the text of a corpus
+data=passkey data.tasks=0.5 → data.tasks=0.5: is for the text of a corpus
 eval.task=copy data=passkey → eval.task=copy: is for the text of a corpus
 eval.task=fwe retrieval.scorer=given → retrieval.scorer=given: is for eval.task=niah_
+model=pretrained_landmark model.name=x model.num_kv_heads=2 → model.num_kv_heads=2: is for our decoder
 model=transformer_xl trainer=fsdp → trainer.strategy=fsdp: is for whole windows
 cmt.cutoff=0.3 → cmt.cutoff=0.3: is for cmt=on
 cmt=on model=transformer → cmt has no effect on model=transformer: it is for model=landmark
@@ -103,9 +117,11 @@ positions.mapping=true model=transformer → positions.mapping has no effect on 
 data.tasks=0.5 data.passkeys=0.5 → data.tasks=0.5 and data.passkeys=0.5: choose one of them
 model=transformer retrieval.k=2 → retrieval.k has no effect on model=transformer: it is for model=landmark
 model=transformer memory.blocks=9 → memory.blocks has no effect on model=transformer
+model=transformer_xl memory.tier=disk → memory.tier has no effect on model=transformer_xl
 memory.window=100 → memory.window has no effect on model=landmark: it is for model=transformer
 model=transformer memory.sinks=2 → memory.sinks has no effect here: it is for memory.window
 memory.cache=8 → memory.cache has no effect here: it is for memory.tier=cpu or disk
+model=landmark model.as_is=true → model.as_is=True: is for a model that model.name gives
 model=landmark model.lora_rank=4 → model.lora_rank=4: is for a model that model.name gives
 model.architecture=x → model.architecture=x: there is no landmark/models/x.py that has a Model
 model=pretrained_landmark model.name=x model.architecture=y → model.name=x and model.architecture=y: choose one of
@@ -132,6 +148,7 @@ size=nanoo → size=nanoo: there is none; did you mean nano?
 "+rows.b='eval.length'" → row b: eval.length: is no setting, write KEY=VALUE
 "+rows.b='retrieval.k=1,2'" → row b gives retrieval.k several values
 "+rows.b='task=train'" → row b sets task, which belongs to the whole experiment
+"+rows.b='logger.service=csv'" → row b sets logger.service, which belongs
 train.steps=1.5 → could not be converted to Integer
 TINY tokenizer=gpt2 tokenizer.file=pipe → pipe is no file, but a pipe: name another tokenizer.file
 output=taken task=status → taken/records/rows cannot be read (Not a directory): make it a readable folder
@@ -143,6 +160,7 @@ model=transformer eval.local=360 → keeps no memory between chunks
 eval.length=2048 eval.task=unique_blocks retrieval.k=0 → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks model=transformer → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
+model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, transformer_xl
 model.block_size=null → model.block_size=null: a landmark model needs it
 model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
 model=transformer_xl model.cache=null → model.cache=null: a transformer_xl model needs it
@@ -158,11 +176,13 @@ BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such f
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
+CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
 "+rows.a='data.path=\\${oc.env:SECRET}'" → Unsupported interpolation type oc.env
 FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
 FINETUNED "+rows.odd='model=landmark start=finetuned_512 eval.length=512'" → starts from another
 TINY "+rows={a: 'model.block_size=9', b: 'start=a'}" → start=a: that row's model has another shape
 SHAPES "+rows={a: 'model=transformer', b: 'model=landmark start=a model.mlp_dim=9'}" → has another shape
+SHAPES "+rows={a: 'model=transformer', b: 'model=transformer_xl start=a'}" → start=a: that row's model has another shape
 SHAPES model=landmark start=base_512 → there is none
 TUNED "+rows.odd='model=pretrained start=passkey-dense_4096'" → start=passkey-dense_4096: that row trains nothing
 TUNED "+rows.odd='model=pretrained_landmark start=training'" → model.name=DIR and start=training: a training starts
@@ -182,8 +202,7 @@ OUT_OF_RANGE = """
 train.weight_decay=-1 seeds=[0,-1] generate.top_p=0 generate.temperature=-1 train.steps=0 train.k=[4,0] model.fan_out=1
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
-train.final_lr=inf train.max_lr=0 seed=99999999999999999999 trainer.accelerator=zzz eval.local=0 positions.p_jump=0
-data.repeats=[nan] model.kind=mamba seeds=[[1]] rows=x
+train.final_lr=inf
 """
 LINES = [*REFUSED.splitlines(), *(f"{word} → {word.partition('=')[0]}=…: must be " for word in OUT_OF_RANGE.split())]
 

@@ -108,7 +108,9 @@ def test_rows_are_those_that_hydra_composes(experiment):
         ["model=transformer", "data.repeats=[1]", "train.length=15"],  # room for a repeat at any start
         ["model.block_size=3", "data.repeats=[1]", "train.length=20"],  # beginning with a landmark
         ["size=nano", "eval.task=copy", "eval.length=8192"],  # a probe reads no spans and may be longer
+        ["model=transformer", "eval.local=360", "eval.length=360"],
         ["model=transformer", "eval.local=360", "memory.window=148"],
+        ["eval.length=2048", "eval.task=unique_blocks"],
         ["model=transformer", "memory.blocks=3"],  # settings of another model do not matter
         ["size=paper", "eval.length=8192"],  # the whole split needs no span
         ["retrieval.k=0"],

@@ -212,3 +212,14 @@ def test_a_stream_is_not_read_into_memory(tmp_path: Path):
     tracemalloc.stop()
     assert {tuple(batch.shape) for batch in batches} == {(8, 512)}
     assert peak < 10 << 20
+
+
+def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp_path: Path):
+    books = tmp_path / "books"
+    shutil.copytree(shared / "pg19-mini" / "test", books / "test")
+    shutil.copytree(shared / "pg19-mini" / "validation", books / "validation")
+    shutil.copytree(shared / "pg19-mini" / "validation", books / "train")
+    corpus = prepare("pg19", gpt2, tmp_path / "cache", path=books, progress=False)
+    counts = [corpus.manifest["splits"][split] for split in ("validation", "test")]
+    found = [(each["documents"], each["bytes"], each["tokens"] - each["documents"], each["words"]) for each in counts]
+    assert found == [(6, 3_149_349, 798_485, 558_480), (6, 3_335_436, 859_967, 590_337)]

@@ -113,8 +113,11 @@ def test_long_runs_are_encoded(run: str):
     [
         (("words",), "gpt2, code, bytes or pretrained"),
         (("bytes", "file"), "tokenizer.file=file: tokenizer=bytes has no file, set tokenizer.file=null"),
+        (("bytes", None, 512), "tokenizer=bytes has no vocab_size, set tokenizer.vocab_size=null"),
+        (("code", "file"), "tokenizer=code has no file, set tokenizer.file=null"),
         (("code", None, 512), "tokenizer=code has no vocab_size, set tokenizer.vocab_size=null"),
         (("gpt2", None, 256), "multiple of 64 from 320 to 50304"),
+        (("gpt2", None, 1000), "multiple of 64 from 320 to 50304"),
         (("gpt2", None, 50368), "multiple of 64 from 320 to 50304"),
         (("gpt2", "absent"), r"absent does not exist: name another tokenizer\.file"),
         (("gpt2", __file__), f"{__file__} is damaged, its SHA-256 differs from {GPT2_RANKS_SHA256[:10]}"),

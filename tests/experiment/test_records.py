@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from landmark.config.saved import trained_with
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import read_run
-from landmark.experiment.records import Records
+from landmark.experiment.records import Records, sweep
 from landmark.training.checkpointing import AtomicCheckpointIO, checkpoint_path, checkpoints, find_checkpoint, hash_path
 from landmark.utils import source_tree
 from landmark.utils.errors import UserError
@@ -119,6 +122,10 @@ EDITS = {  # of a record that stays JSON
 }
 
 
+class Stopped(BaseException):
+    """Ends the writing of a file at a rename. tests/test_storage.py sends SIGKILL at every change of a file."""
+
+
 def damage(path: Path, how: str) -> None:
     content = bytearray(path.read_bytes())
     if how == "lost":
@@ -137,8 +144,10 @@ def damage(path: Path, how: str) -> None:
 
 
 class Files(RuleBasedStateMachine):
-    """Records and checkpoints that are written, damaged and found, in any order; tests/test_storage.py kills their
-    writers. expected: their numbers, None of one that was damaged."""
+    """Records and checkpoints that are written, stopped while they are, damaged and found, in any order.
+
+    expected: results of records and weights of checkpoints; None of one that was damaged.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,10 +158,27 @@ class Files(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
 
-    @rule(name=st.sampled_from("ab"), number=st.floats(0, 9))
-    def save_record(self, name: str, number: float) -> None:
-        self.records.write("rows", digest({"name": name}), {"name": name}, {"size": "nano"}, {"loss": number})
-        self.expected_records[name] = number
+    def write(self, save: Callable[[], object], stopped_at: int | None) -> bool:
+        """Whether it was written. stopped_at: the rename before which the writing ends."""
+        renamed, replace = 0, os.replace
+
+        def count(*paths: Any) -> None:
+            nonlocal renamed
+            renamed += 1
+            if renamed == stopped_at:
+                raise Stopped
+            replace(*paths)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+            patch.setattr(os, "replace", count)
+            save()
+        return renamed != stopped_at
+
+    @rule(name=st.sampled_from("ab"), number=st.floats(0, 9), stopped_at=st.sampled_from([None, None, 1]))
+    def save_record(self, name: str, number: float, stopped_at: int | None) -> None:
+        kept = {"settings": {"name": name}, "labels": {"size": "nano"}, "results": {"loss": number}}
+        if self.write(lambda: self.records.write("rows", digest({"name": name}), **kept), stopped_at):
+            self.expected_records[name] = number
 
     @rule(name=st.sampled_from("ab"), how=st.sampled_from(["cut", "flipped", "empty", *EDITS]))
     def damage_record(self, name: str, how: str) -> None:
@@ -160,11 +186,14 @@ class Files(RuleBasedStateMachine):
             damage(self.records.path("rows", digest({"name": name})), how)
             self.expected_records[name] = None
 
-    @rule(step=st.integers(1, 4), number=st.floats(0, 9))
-    def save_checkpoint(self, step: int, number: float) -> None:
+    @rule(step=st.integers(1, 4), number=st.floats(0, 9), stopped_at=st.sampled_from([None, None, 1, 2]))
+    def save_checkpoint(self, step: int, number: float, stopped_at: int | None) -> None:
         content = {"global_step": step, "settings": {"k": 1}, "weights": torch.full((2000,), number)}
-        AtomicCheckpointIO().save_checkpoint(content, checkpoint_path(self.run, step))
-        self.expected_checkpoints[step] = number
+        path = checkpoint_path(self.run, step)
+        if self.write(lambda: AtomicCheckpointIO().save_checkpoint(content, path), stopped_at):
+            self.expected_checkpoints[step] = number
+        else:  # an older one of the same step is gone
+            self.expected_checkpoints.pop(step, None)
 
     @rule(step=st.integers(1, 4), how=st.sampled_from(["cut", "flipped", "empty", "hash lost"]))
     def damage_checkpoint(self, step: int, how: str) -> None:
@@ -172,6 +201,12 @@ class Files(RuleBasedStateMachine):
             path = checkpoint_path(self.run, step)
             damage(hash_path(path) if how == "hash lost" else path, how.removeprefix("hash "))
             self.expected_checkpoints[step] = None
+
+    @rule()
+    def sweep(self) -> None:
+        """A command that begins deletes what killed processes left."""
+        sweep(self.records, [])
+        assert not [*(self.folder / "records").rglob(".*.tmp")]
 
     @invariant()
     def records_are_whole_or_refused(self) -> None:
@@ -197,10 +232,12 @@ class Files(RuleBasedStateMachine):
         elif not whole:
             assert find_checkpoint(self.run, {"k": 1}) is None
         else:
-            path, step = find_checkpoint(self.run, {"k": 1})
+            found = find_checkpoint(self.run, {"k": 1})
+            path, step = found
             assert step == max(whole)
             loaded = AtomicCheckpointIO().load_checkpoint(path)
             assert torch.equal(loaded["weights"], torch.full((2000,), self.expected_checkpoints[step]))
+        assert not [*self.run.glob(".*.tmp")]
         assert [int(path.stem[5:]) for path in checkpoints(self.run)] == sorted(self.expected_checkpoints, reverse=True)
 
 

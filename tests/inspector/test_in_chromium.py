@@ -39,6 +39,16 @@ def wait(browser, script="return document.body.getAttribute('aria-busy') === 'fa
     wait_for(lambda: browser.js(script), 30)
 
 
+def test_errors_and_requests_are_noticed(browser, tmp_path):
+    script = "if (location.hash) { fetch('missing.json').catch(() => 0); console.error('an error') }"
+    (tmp_path / "page.html").write_text(f'<link rel="icon" href="data:,"><script>{script}</script>')
+    browser.open(tmp_path / "page.html")
+    browser.js("location.hash = 'loud'; location.reload()")
+    browser.js("return new Promise(done => setTimeout(done, 200))")
+    assert any("an error" in error for error in browser.errors())
+    assert any(address.endswith("missing.json") for address in browser.requests())
+
+
 def click_token(browser, position: int, width: int = W) -> None:
     browser.js("document.querySelectorAll('.block')[arguments[0]].scrollIntoView({block: 'center'})", position // width)
     token = f".block:nth-child({position // width + 1}) b:nth-child({position % width + 1})"

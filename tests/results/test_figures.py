@@ -27,14 +27,16 @@ ROOT = Path(__file__).parents[2]
 LISTED = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if "\npanels:" in path.read_text())
 MAP, LOSS = "Which blocks the tokens retrieve: ", "Loss on a text, and when it is repeated"
 
-SHOWN = {  # an experiment: its figure, titles of the first panels
-    "table1_pg19": ("rows", ["Perplexity", "Perplexity against plain_512"]),
-    "ablation_retrieval": ("lines", ["Perplexity", "Difference at the same length"]),
-    "figure3_passkey": ("lines", ["Prompts answered"]),
-    "retriever": ("rows", ["Prompts answered"]),
-    "ruler": ("tasks", ["niah_single_1", "niah_multikey_2"]),
-    "figure5_unique_blocks": ("unique_blocks", ["Distinct blocks of a chunk"]),
+# An experiment: its figure, titles of the first panels, and a column that its table has.
+SHOWN = {
+    "table1_pg19": ("rows", ["Perplexity", "Perplexity against plain_512"], "perplexity"),
+    "ablation_retrieval": ("lines", ["Perplexity", "Difference at the same length"], "perplexity"),
+    "figure3_passkey": ("lines", ["Prompts answered"], "accuracy"),
+    "retriever": ("rows", ["Prompts answered"], "accuracy"),
+    "ruler": ("tasks", ["niah_single_1", "niah_multikey_2"], "accuracy"),
+    "figure5_unique_blocks": ("unique_blocks", ["Distinct blocks of a chunk"], "distinct blocks"),
 }
+COLUMNS_OF_ONE = ("accuracy", "distinct blocks", "dropped")
 
 
 def points(panel):
@@ -62,21 +64,26 @@ def check_drawn(panel):
 
 
 def test_every_figure_is_that_of_an_experiment():
-    assert {figure for figure, _ in SHOWN.values()} == set(FIGURES) == set(tables.FIGURES)
+    assert {figure for figure, _, _ in SHOWN.values()} == set(FIGURES) == set(tables.FIGURES)
     with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, tasks, unique_blocks"):
         check_figure("cake")
 
 
 @pytest.mark.parametrize("experiment", SHOWN)
-def test_a_picture_shows_its_panels(experiment):
-    figure, expected = SHOWN[experiment]
+def test_a_picture_shows_its_panels_and_the_table_goes_with_it(experiment, tmp_path):
+    figure, expected, column = SHOWN[experiment]
     assert composed(experiment)[0].figure == figure
     table = tabulate(experiment)
     assert titles(table)[0] == expected
     for panel in panels(table)[0]:
         check_drawn(panel)
         assert points(panel)
-    assert draw(table).startswith(b"\x89PNG")
+    paths = render.write(table, tmp_path)
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
+    shown = next(line for line in render.as_text(table).splitlines() if line.startswith("row "))
+    assert column in shown
+    assert not [other for other in COLUMNS_OF_ONE if other != column and other in shown]
+    assert ("perplexity" in shown) == (column != "accuracy")
 
 
 DRAW = """

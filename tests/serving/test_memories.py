@@ -84,6 +84,17 @@ def test_the_bytes_on_disk_count(start, model, document, tmp_path):
     assert sum(counted.values()) == sum(path.stat().st_size for path in files(tmp_path))
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(start, document, tmp_path):
+    memories = start()
+    memories.save(KEY, "one", document)
+    (path,) = tmp_path.rglob("windows.safetensors")
+    path.unlink()
+    os.mkfifo(path)
+    assert memories.list(KEY) == {}
+    with pytest.raises(Failed, match="its files are damaged"):
+        memories.ids(KEY, "one")
+
+
 def test_on_a_full_disk_it_starts_and_documents_can_be_deleted(start, document, tmp_path, monkeypatch):
     first = start()
     first.save(KEY, "one", document)

@@ -72,12 +72,10 @@ def test_a_head_of_its_own_does_not_decay():
     assert [id(weight) for weight in decayed["params"]] == [id(model.blocks[0].weight)]
 
 
-@pytest.mark.parametrize(("dtype", "together"), [(torch.bfloat16, ()), (torch.float32, ()), (torch.float32, ("cpu",))])
-def test_muon_takes_the_matrices_and_adamw_the_rest(dtype, together, monkeypatch):
-    """The step of each is that of its own optimizer, at its own rate; PyTorch's Muon is in bfloat16. together: as on a
-    GPU, where a step for each matrix would take longer to launch than to compute."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_muon_takes_the_matrices_and_adamw_the_rest(dtype, monkeypatch):
+    """The step of each is that of its own optimizer, at its own learning rate; PyTorch's Muon is in bfloat16."""
     monkeypatch.setattr(optimization, "orthogonal", partial(orthogonal, dtype=dtype))
-    monkeypatch.setattr(optimization, "TOGETHER", together)
     train = replace(settings(100), muon_lr=1e-2)
     ours, alone = (make_model(make_config(EXTRAS)) for _ in range(2))
     alone.load_state_dict(start := deepcopy(ours.state_dict()))
@@ -101,3 +99,20 @@ def test_muon_takes_the_matrices_and_adamw_the_rest(dtype, together, monkeypatch
             assert (weight - same).norm() < 0.02 * (same - start[name]).norm()
         else:
             assert torch.equal(weight, same)
+
+
+def test_muon_of_matrices_together_is_that_of_each(monkeypatch):
+    """As on a GPU, where a step for each matrix would take longer to launch than to compute."""
+    train, models = replace(settings(100), muon_lr=2e-3), [make_model(make_config(EXTRAS)) for _ in range(2)]
+    for model, devices in zip(models, ((), ("cpu",)), strict=True):
+        monkeypatch.setattr(optimization, "TOGETHER", devices)
+        optimizer = make_optimizer(model, train)
+        torch.manual_seed(0)
+        for _ in range(2):
+            for weight in model.parameters():
+                weight.grad = torch.randn_like(weight)
+            optimizer.step()
+    for alone, together in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(together, alone)
+    matrices = parameter_groups(models[0], 0.0)[0]["params"]
+    assert len(optimization._together(matrices)) == 4 < len(matrices)

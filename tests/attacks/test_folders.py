@@ -127,6 +127,7 @@ class TestTransformers:
         from landmark.models.pretrained import size_of
         from landmark.serving.__main__ import main
 
+        shutil.copy(folder / "model.safetensors", folder.parent / "a.safetensors")
         if values is not None:
             change(folder / file, **values)
         elif file == "config.json":  # without the right to read it; an administrator has all

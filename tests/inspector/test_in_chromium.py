@@ -198,24 +198,30 @@ def test_surprise_and_colours(browser, page):
 
 def test_32k_tokens(browser, tmp_path):
     """Only visible rows have an element for each token."""
-    count, block_size, rng = 1 << 15, 50, np.random.default_rng(0)
-    length = count + count // block_size
+    layers, heads, k, count, block_size = 4, 4, 4, 1 << 15, 50
+    rng, length = np.random.default_rng(0), count + count // block_size
     last = np.arange(length) // 255 * 255 // (block_size + 1)  # blocks before each chunk
-    blocks = (rng.random((4, 4, 4, length)) * last).astype(np.uint16)
-    blocks[..., last < 4] = NO_BLOCK
-    weights = np.where(blocks == NO_BLOCK, 0, 0.123).astype(np.float32)
-    chunks, losses = list(range(0, length, 255)), np.ones(count - 1, np.float32)
-    tokens = rng.integers(32, 127, count)
-    trace = Trace(tokens, block_size, block_size + 1, chunks, chunks, blocks, weights, None, losses)
+    blocks = (rng.random((layers, heads, k, length)) * last).astype(np.uint16)
+    blocks[..., last < k] = NO_BLOCK
+    weights = np.where(
+        blocks == NO_BLOCK, 0, rng.dirichlet(np.ones(k + 1), (layers, heads, length))[..., 1:].swapaxes(2, 3)
+    )
+    chunks = list(range(0, length, 255))
+    trace = Trace(
+        rng.integers(32, 127, count), block_size, block_size + 1, chunks, chunks, blocks, weights.astype(np.float32),
+        None, rng.exponential(3, count - 1).astype(np.float32),
+    )  # fmt: skip
     page = tmp_path / "long.html"
     page.write_text(render(trace, TOKENIZER, "32 K", {}), encoding="utf-8")
     browser.open(page)
     wait(browser)
-    for position in rng.integers(length // 2, length, 3).tolist():
+    for position in rng.integers(length // 2, length, 10).tolist():
         click_token(browser, position, block_size + 1)
         expected = shares_of(trace, browser.js("return selected"))
         assert listed(browser, "retrieved", "block").items() <= {b: said(s) for b, s in expected.items()}.items()
-    count = "return document.querySelectorAll(arguments[0]).length"
-    assert browser.js(count, ".block") == -(-length // (block_size + 1))
-    assert 0 < browser.js(count, "#text b") < 100 * (block_size + 1)
+    rows, tokens = (
+        browser.js("return document.querySelectorAll(arguments[0]).length", x) for x in (".block", "#text b")
+    )
+    assert rows == -(-length // (block_size + 1))
+    assert 0 < tokens < 100 * (block_size + 1)
     assert browser.errors() == []

@@ -206,9 +206,9 @@ def test_losses_are_those_of_windows_and_count_only_targets(config, few, counts,
     assert isinstance(losses[0][1], torch.Tensor), "reading it would wait for a GPU"
     every = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     totals = sum(loss for loss, _ in losses), (every if weights is None else every * weights.flatten()).sum()
-    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(*totals, rtol=1e-12, atol=0)
     found, expected = (torch.autograd.grad(total, list(model.parameters())) for total in totals)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
     if config is LANDMARK:
         assert not torch.allclose(model.hidden(tokens, torch.zeros_like(phase)), model.hidden(tokens, phase))
 

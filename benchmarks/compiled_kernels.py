@@ -24,17 +24,21 @@ from landmark.attention.fused import tuning
 from landmark.attention.fused.kernels import backward_means
 from landmark.attention.fused.operators import means_constants
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
+from landmark.memory import next_token_kernels as token
 from landmark.memory import reading_kernels as reading
 from landmark.memory import sparse_attention_kernels as sparse
 from landmark.memory.select import scores_kernels as scores
+from landmark.memory.sparse_attention import Reading
 
 POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
     "fp32",
 )
-POINTERS |= dict.fromkeys(("Factors", "Exact", "Scores", "Shares"), "fp32")
+POINTERS |= dict.fromkeys(("Factors", "Exact", "Scores", "Shares", "Means", "Placed", "Turns", "Parts"), "fp32")
 POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
-POINTERS |= dict.fromkeys(("Ages", "Lags", "Rows", "Best", "Added", "Pending", "Listed", "Chosen", "Far"), "i64")
+POINTERS |= dict.fromkeys(
+    ("Ages", "Lags", "Rows", "Best", "Added", "Pending", "Listed", "Chosen", "Far", "Position"), "i64"
+)
 GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
 MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
 
@@ -186,13 +190,16 @@ def all_kernels(
 
 
 def of_tiles(arch: int, dim: int, block_size: int, capped: bool) -> dict[str, Compiled]:
-    """The kernels for tiles of ℓ queries and 4 heads that share keys, in half precision, by name."""
+    """The kernels for tiles of ℓ queries, and for a token, of 4 heads that share keys, in half precision, by name."""
     used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size) | {"num_stages": 3, "CAPPED": capped}
     sizes |= {"TILE": block_size, "L": block_size, "GROUP": block_size, "WINDOW": 512}
     for listed in (False, True):
         options = sizes | {"LISTED": listed, "SEGMENT": block_size if listed else 64}
         used[f"block_shares, {listed=}"] = compiled(sparse.block_shares, options, arch, torch.bfloat16)
     used["read_blocks"] = compiled(sparse.read_blocks, sizes, arch, torch.bfloat16)
+    how = Reading(block_size, 512, 128, first=1, softcap=30.0 if capped else None)
+    options = token.constants(4, dim, how, torch.empty(1, 2, dim // 2) if capped else None, 128)
+    used |= {kernel.__name__: compiled(kernel, options, arch, torch.bfloat16) for kernel in token.KERNELS}
     return used
 
 

@@ -93,6 +93,7 @@ class LandmarkCache(Cache):
         self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
         self.marks: list[Mark] | None = None
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
+        self.next_token: Any = None  # a `landmark.huggingface.next_token.NextToken`, once it has read a token
         self._forget()
 
     def _new_layers(self) -> list[Any]:
@@ -104,7 +105,7 @@ class LandmarkCache(Cache):
     def _copy(self, memory: Memory | SummaryMemory) -> LandmarkCache:
         """A copy with another memory, whose layers with a sliding window have read nothing."""
         copied = copy.copy(self)
-        copied._chunk, copied.memory = _Chunk(), memory
+        copied._chunk, copied.memory, copied.next_token = _Chunk(), memory, None
         copied.layers = copied._new_layers()
         return copied
 
@@ -181,6 +182,17 @@ class LandmarkCache(Cache):
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
         rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
         return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks)
+
+    def ready_for_token(self) -> tuple[int, ...]:
+        """Inside `reading`: what a CUDA graph of the token depends on, beside the weights."""
+        assert isinstance(self.memory, SummaryMemory)
+        return self.memory.ready_for_token()
+
+    def took_token(self) -> None:
+        """Inside `reading`: note that all layers have attended, as a CUDA graph cannot."""
+        assert isinstance(self.memory, SummaryMemory)
+        self.memory.took_token()
+        self._chunk.attended.update(self.landmark_layers)
 
     def reset(self) -> None:
         """Forget everything: a new text begins."""

@@ -13,10 +13,12 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow, check_attended, with_landmarks
 from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.huggingface.next_token import replaying
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.windows import check_windows
 from landmark.memory.retrievals import Observer
@@ -208,8 +210,14 @@ class LandmarkModel(_Base):
         cache.check_model(self, is_token=columns == 1)
         self._check_reading()
         with torch.no_grad(), cache.reading_all(batch, columns):
-            reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
-            outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
+            is_token = columns == 1 and not hidden and not kwargs and bool(mask.all())
+            next_token = replaying(self, cache, ids) if is_token else None
+            if next_token is None:
+                reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
+                outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
+            else:
+                logits = next_token(super().forward, ids)
+                outputs = CausalLMOutputWithPast(logits=logits, past_key_values=cast(Any, cache))
         logits = cast(Tensor, outputs.logits)
         if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):
             raise UserError("the logits are not finite: numbers of float16 overflow, load it in bfloat16 or float32")

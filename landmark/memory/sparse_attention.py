@@ -115,7 +115,7 @@ def _causal(q: Tensor, keys: Tensor, values: Tensor, how: Reading) -> tuple[Tens
 def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of the queries at positions start, start + 1, …, none of which is one of the `covered`.
 
-    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, T, k) that each query reads.
+    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, n, k) that each tile reads.
     """
     if q.shape[2] == how.tile == 1:
         return _read_one(q, text, start, how)
@@ -123,7 +123,8 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     before = start % size
     groups, start = -(-(before + length) // size), start - before
     behind = groups * size - before - length
-    grouped = F.pad(q, (0, 0, before, behind)).unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
+    q = F.pad(q, (0, 0, before, behind)) if before or behind else q
+    grouped = q.unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
     rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
     far = tuple(number for group in range(groups) for number in [how.far(start + group * size)] * tiles)
     read = read_tiles if how.tiles_by is None or text.moves is not None else how.tiles_by
@@ -131,7 +132,13 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
     out, lse = (x.flatten(3, 4).transpose(1, 2).flatten(2, 3) for x in (out, lse))
     here = slice(before, before + length)
-    return out[:, :, here], lse[:, :, here], chosen.repeat_interleave(how.tile, 1)[:, here]
+    return out[:, :, here], lse[:, :, here], chosen
+
+
+def of_queries(chosen: Tensor, start: int, length: int, how: Reading) -> Tensor:
+    """The blocks (C, T, k) that each query reads. chosen, start: as of `read_chosen`; length: T."""
+    before = start % how.group if chosen.shape[1] > 1 or how.tile > 1 else 0
+    return chosen.repeat_interleave(how.tile, 1)[:, before : before + length]
 
 
 def read_tiles(
@@ -234,6 +241,13 @@ def means_in_place(means: Tensor, first: int, moves: Moves, how: Reading) -> Ten
     """
     blocks = torch.arange(first, first + means.shape[1], device=means.device)
     return moves(means[:, :, None], -(blocks + how.k + 1) * how.block_size)[:, :, 0]
+
+
+def turns_of(frequencies: Tensor, blocks: int, block_size: int) -> Tensor:
+    """Cosines and sines (blocks, 2, pairs), float32, of the angles by which keys turn in 0, 1, 2, … blocks."""
+    positions = torch.arange(blocks, device=frequencies.device, dtype=torch.float64) * block_size
+    angles = positions[:, None] * frequencies.double()
+    return torch.stack([angles.cos(), angles.sin()], 1).float()
 
 
 def _shares(scores: Tensor, seen: Tensor | None, asks: Tensor | None) -> Tensor:

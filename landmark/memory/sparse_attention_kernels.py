@@ -41,7 +41,8 @@ def block_shares(
     """The largest share that one of a tile's rows gives each block, in a softmax over all of them.
 
     LISTED: blocks of L keys whose numbers are listed (C, n, count); else each of the first keys is a block. Far: (n,),
-    blocks that a tile sees. Rows of queries before `before`, or from `end` on, do not count. Shares: (C, n, count), 0.
+    blocks that a tile sees. Rows of queries before `before`, or from `end` on, do not count. Shares: (C, n, count), -1,
+    which stays where a block is not seen.
     """
     tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
     tiles = tl.num_programs(0)
@@ -83,7 +84,7 @@ def block_shares(
         scores = _scores(q, k, scale, softcap, CAPPED)
         shares = tl.where(key_ok[None, :] & asks[:, None], tl.exp2(scores - normaliser[:, None]), 0.0)
         if LISTED:
-            tl.atomic_max(Shares + of_tile * count + j, tl.max(tl.sum(shares, axis=1), axis=0))
+            tl.atomic_max(Shares + of_tile * count + j, tl.max(tl.sum(shares, axis=1), axis=0), mask=block < far)
         else:
             tl.atomic_max(Shares + of_tile * count + j * SEGMENT + offset, tl.max(shares, axis=0), mask=key_ok)
 
@@ -137,29 +138,28 @@ def read_tiles(
     rows: Tensor, _: Tensor, text: Text, start: int, far: tuple[int, ...], asking: tuple[int, int], how: Reading
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As sparse_attention.py has it. Keys are not moved."""
-    rows, blocks, behind = rows.contiguous(), constant(range(far[-1]), rows.device), constant(far, rows.device)
-    means = text.means[:, : far[-1]].to(rows.dtype)
-    found = shares(rows, means, behind, asking, None, how)
+    rows, behind = rows.contiguous(), constant(far, rows.device)
+    found = shares(rows, text.means[:, : far[-1]].to(rows.dtype), behind, asking, None, how)
     found[..., : how.first].fill_(torch.inf)
-    chosen = highest(found, blocks < behind[:, None], how.proposed or how.k)
+    chosen = highest(found, None, how.proposed or how.k)
     if how.k < how.proposed and how.k < far[-1]:
         found = shares(rows, text.keys, behind, asking, chosen, how)
         found[..., : how.first].fill_(torch.inf)
-        chosen = chosen.gather(-1, highest(found, chosen < behind[:, None], how.k))
+        chosen = chosen.gather(-1, highest(found, None, how.k))
     return *read(rows, text, chosen, start, how), chosen
 
 
 def shares(
     q: Tensor, keys: Tensor, far: Tensor, asking: tuple[int, int], listed: Tensor | None, how: Reading
 ) -> Tensor:
-    """The largest share of each block among the rows of its tile, (C, n, m) or (C, n, blocks), float32.
+    """The largest share of each block among the rows of its tile, (C, n, m) or (C, n, blocks), float32; -1: not seen.
 
     q: (C, n, G·τ, d), contiguous. keys: (C, capacity, d), of tokens; or (C, blocks, d), one for each. far: (n,), blocks
     that each tile sees. asking: as of `read_tiles`. listed: (C, n, m), blocks of ℓ keys; None: each of the first keys
     is a block.
     """
     count = keys.shape[1] if listed is None else listed.shape[2]
-    out = q.new_zeros(len(q), q.shape[1], count, dtype=torch.float32)
+    out = q.new_full((len(q), q.shape[1], count), -1, dtype=torch.float32)
     q, keys = _computable(q), _computable(keys)
     options = tile_constants(q.shape[2], q.shape[3], 64 if listed is None else how.block_size)
     with on_device_of(q):

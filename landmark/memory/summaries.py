@@ -6,6 +6,7 @@ are then turned towards the query when they are read.
 """
 
 import copy
+import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
+from landmark.attention.fused.tuning import DTYPES
 from landmark.memory.retrievals import Observer, Retrieval, Stored
 from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
 from landmark.memory.sparse_attention import (
@@ -27,17 +29,24 @@ from landmark.memory.sparse_attention import (
     Reading,
     Text,
     means_in_place,
+    of_queries,
     read_all,
     read_chosen,
     shares_of_blocks,
+    turns_of,
 )
-from landmark.memory.store.tiers import grown
+from landmark.memory.store.tiers import grown, new_buffer
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, write_atomic, write_json
 
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
 SPARE = 8  # for so many rows at least one more is made room for
+
+
+def has_kernels(q: Tensor) -> bool:
+    """Whether there are kernels for such queries."""
+    return q.is_cuda and q.dtype in DTYPES
 
 
 def moved(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
@@ -112,6 +121,7 @@ class SummaryMemory:
         self._reading = Reading(block_size, self.window, k, proposed, first)
         self._unrotated = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
+        self._frequencies = frequencies
         self._moves = None if frequencies is None else partial(moved, frequencies)
         self._trained, self._tier, self._folder = positions, tier, folder
         self.model: Callable[[], str] | None = None
@@ -125,6 +135,11 @@ class SummaryMemory:
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
         self.layers: dict[int, _Layer] = {}
+        self._begin_tokens()
+
+    def _begin_tokens(self) -> None:
+        self._ready: int | None = None  # the position for which `ready_for_token` was called
+        self._on_device: dict[torch.device, tuple[Tensor, Tensor | None]] = {}  # this position, and how keys turn
 
     @property
     def width(self) -> int:
@@ -169,6 +184,8 @@ class SummaryMemory:
         """
         (batch, heads, length, dim), kv, start = q.shape, k.shape[1], self.position
         state = self.layers.get(layer)
+        if state is not None and length == 1 and self._by_kernels(state, q, k):
+            return self._attend_one(layer, q, k, v, scoring, sinks)
         if state is None:
             state = self.layers[layer] = _Layer(batch, k, self.block_size, self._tier, self._folder)
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
@@ -177,7 +194,7 @@ class SummaryMemory:
         how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap)
         if self.known and length > 1:
             how = replace(how, tile=self.block_size)
-        if length > 1 and q.is_cuda and q.dtype != torch.float32:
+        if length > 1 and has_kernels(q) and q.dtype != torch.float32:
             from landmark.memory import sparse_attention_kernels as kernels
 
             how = replace(how, tiles_by=kernels.read_tiles)
@@ -190,13 +207,66 @@ class SummaryMemory:
             text, part = stored, queries[:, :, first - start : stop - start]
             if moves is not None:
                 text = stored._replace(moves=moves, placed=state.means_in_place(moves, how))
-            out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
+            out, lse, *tiles = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:
-                self._observe(layer, part, text, first, how, lse, *chosen)
+                blocks = of_queries(tiles[0], first, stop - first, how) if tiles else None
+                self._observe(layer, part, text, first, how, lse, blocks)
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 2) for x in zip(*parts, strict=True))
         out, lse = out.reshape(q.shape), lse.reshape(q.shape[:3])
         return out if sinks is None else sinks.merge(out, lse)[0]
+
+    def _by_kernels(self, state: "_Layer", q: Tensor, k: Tensor) -> bool:
+        """Whether kernels read a token of a layer."""
+        here = self._tier == "device" and self.observer is None and state.keys.device == q.device
+        return here and has_kernels(q) and q.dtype == k.dtype == state.keys.dtype
+
+    def has_token_kernels(self, device: torch.device) -> bool:
+        """Whether kernels read the next token in all layers that have read something, which are on this device."""
+        keys = [(state, state.keys) for state in self.layers.values()]
+        return bool(keys) and all(x.device == device and self._by_kernels(state, x, x) for state, x in keys)
+
+    def ready_for_token(self) -> tuple[int, ...]:
+        """Get ready to read one token. Returns what its kernels depend on, of all that is not in the tensors."""
+        start, fixed = self.position, list[int]()
+        for layer, state in self.layers.items():
+            _, _, is_far, moves = next(self._parts(layer, start, 1, self._reading, state.keys.device.type))
+            state.make_room(self._rounded(start + 1), max(self._expected, start + start // SPARE))
+            if moves is not None:
+                fixed.append(state.means_in_place(moves, self._reading).data_ptr())
+            fixed += [int(is_far), state.keys.shape[1], *(x.data_ptr() for x in state.tensors)]
+        for device, blocks in {state.keys.device: state.means.shape[1] for state in self.layers.values()}.items():
+            position, turns = self._on_device.get(device) or (new_buffer(dtype=torch.int64, device=device), None)
+            if self._frequencies is not None and (turns is None or len(turns) <= blocks):
+                turns = turns_of(self._frequencies.to(device), blocks + 1, self.block_size)
+            position.fill_(start)
+            self._on_device[device] = position, turns
+            fixed += [position.data_ptr(), *([] if turns is None else [turns.data_ptr()])]
+        self._ready = start
+        return tuple(fixed)
+
+    def _attend_one(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
+        """`attend` to one token, by kernels. A CUDA graph may hold it, once `ready_for_token` was called."""
+        from landmark.memory import next_token_kernels as kernels
+
+        if self._ready != self.position:
+            self.ready_for_token()
+        state, (position, turns) = self.layers[layer], self._on_device[q.device]
+        how = replace(self._reading, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
+        _, _, is_far, moves = next(self._parts(layer, self.position, 1, how, q.device.type))
+        text = Text(*state.tensors, placed=None if moves is None else state.placed)
+        turns = None if moves is None else turns
+        kernels.store(k, v, text, position, how)
+        chosen = kernels.choose(q, text, position, turns, how) if is_far else None
+        out, lse = kernels.read(q, text, position, chosen, turns, how)
+        self.took_token()
+        return out if sinks is None else sinks.merge(out, (lse * math.log(2)).logsumexp(0).view(q.shape[:3]))[0]
+
+    def took_token(self) -> None:
+        """Count the token that a CUDA graph has read in all layers."""
+        self._length = 1
+        for state in self.layers.values():
+            state.written = self.position + 1
 
     def chooses(self, tokens: int, device: str) -> bool:
         """Whether queries of a text of so many tokens choose blocks, and do not all read all keys."""
@@ -240,6 +310,7 @@ class SummaryMemory:
         if self._length:
             raise RuntimeError("a chunk is not committed yet: call commit() before select_samples()")
         chosen = copy.copy(self)
+        chosen._begin_tokens()
         chosen.layers = {number: state.select(samples) for number, state in self.layers.items()}
         return chosen
 
@@ -340,7 +411,8 @@ class _Layer:
         self.means = torch.zeros(
             caches, 0, dim, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
         )
-        self._placed = self.means
+        self.placed = self.means  # the means as `means_in_place` moves them, of the first blocks
+        self._num_placed = 0
         self.written = 0
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
@@ -368,25 +440,30 @@ class _Layer:
                 f"the memory has keys of {self.keys.dtype}, this chunk of {k.dtype}: read all of a text under the "
                 "same autocast and with weights of one type, or reset() the memory"
             )
-        if room > self.keys.shape[1]:
-            self._grow(max(room, expected, start + start // SPARE))
+        self.make_room(room, max(expected, start + start // SPARE))
         end, size = start + k.shape[1], self._block_size
         self.keys[:, start:end] = k
         self.values[:, start:end] = v
         first, last = start // size, end // size
         if first < last:
             blocks = self.keys[:, first * size : last * size].to(self.means.device).unflatten(1, (-1, size))
-            self.means[:, first:last] = blocks.to(self.means.dtype).mean(2)
+            torch.mean(blocks, 2, dtype=self.means.dtype, out=self.means[:, first:last])
         self.written = end
 
     def means_in_place(self, moves: Moves, how: Reading) -> Tensor:
         """`landmark.memory.sparse_attention.means_in_place` of all complete blocks, each moved once."""
-        done, complete = self._placed.shape[1], self.written // self._block_size
+        done, complete = self._num_placed, self.written // self._block_size
+        if self.placed.shape[1] != self.means.shape[1]:
+            self.placed = grown(self.placed, 1, self.means.shape[1])
         if done < complete:
-            with torch.inference_mode(False):
-                new = means_in_place(self.means[:, done:complete], done, moves, how)
-                self._placed = torch.cat([self._placed, new], 1)
-        return self._placed
+            self.placed[:, done:complete] = means_in_place(self.means[:, done:complete], done, moves, how)
+            self._num_placed = complete
+        return self.placed
+
+    def make_room(self, least: int, tokens: int) -> None:
+        """Have room for `least` tokens, and for `tokens` where it must grow."""
+        if least > self.keys.shape[1]:
+            self._grow(max(least, tokens))
 
     def _grow(self, tokens: int) -> None:
         blocks = -(-tokens // self._block_size)
@@ -401,12 +478,12 @@ class _Layer:
         """Forget the tokens from this position on."""
         self.keys[:, position : self.written] = 0
         self.values[:, position : self.written] = 0
-        self.written, self._placed = position, self._placed[:, : position // self._block_size]
+        self.written, self._num_placed = position, min(self._num_placed, position // self._block_size)
 
     def select(self, samples: Tensor) -> "_Layer":
         chosen = copy.copy(self)
         chosen.batch = len(samples)
-        for name in ("keys", "values", "means", "_placed"):
+        for name in ("keys", "values", "means", "placed"):
             x = getattr(self, name)
             rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)
             on_disk = self._tier == "disk" and name in ("keys", "values")

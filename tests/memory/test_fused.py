@@ -1,13 +1,7 @@
 """A memory with the fused kernels, interpreted, gives the numbers of the other backends, on every tier."""
 
-from contextlib import contextmanager, nullcontext
-from unittest import mock
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
-from triton.runtime.interpreter import GridExecutor
 
 from landmark.attention import ContextMiss, Grouped
 from landmark.attention.fused.tuning import MOST_BLOCKS
@@ -23,6 +17,7 @@ from landmark.models.config import Landmarks
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
 from tests.saved import random_decoder
+from tests.tape import tapes_of
 
 CASES = all_pairs(
     {
@@ -212,52 +207,7 @@ def test_half_precision_token_by_token():
         assert (ours - expected).norm() <= 0.02 * expected.norm()
 
 
-class Tape(TorchDispatchMode):
-    """Stands for a CUDA graph: records operators and kernels with the tensors they were called with, to repeat them."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls, self.replays = [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
-        return out
-
-    @contextmanager
-    def capture(self, **settings):
-        launch = GridExecutor.__call__
-
-        def recorded(kernel, *args, **kwargs):
-            self.calls.append((lambda *a, **k: launch(kernel, *a, **k), args, kwargs, None))
-            with _disable_current_modes():
-                launch(kernel, *args, **kwargs)
-
-        with mock.patch.object(GridExecutor, "__call__", recorded), self:
-            yield
-
-    def replay(self):
-        self.replays += 1
-        for func, args, kwargs, out in self.calls:
-            again = func(*args, **kwargs)
-            for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
-@pytest.fixture
-def tapes(monkeypatch):
-    """The tapes that are recorded in place of CUDA graphs."""
-    made = []
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.append(Tape()) or made[-1])
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **settings: graph.capture(**settings))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: mock.Mock())
-    monkeypatch.setattr("landmark.memory.step._side_stream", lambda device: mock.Mock())
-    return made
-
-
-def test_what_is_recorded_once_is_right_for_later_tokens(tapes):
+def test_what_is_recorded_once_is_right_for_later_tokens(monkeypatch):
     """From the beginning of a text on: while there are few blocks, where the store grows, and after both."""
     model = decoder(3, (2, 1))
     memory, other = model.new_memory(k=1), model.new_memory(k=1, backend="blockwise")
@@ -265,7 +215,7 @@ def test_what_is_recorded_once_is_right_for_later_tokens(tapes):
     for each in (memory, other):
         read(model, each, text[:, :1])
     read_next = NextToken(model, memory, LANDMARK)
-    read_next._run = read_next._by_graph
+    tapes, read_next.graphs.captures = tapes_of(monkeypatch), True
     for token in text[:, 1:].split(1, 1):
         torch.testing.assert_close(read_next(token), read(model, other, token), atol=2e-5, rtol=2e-5)
     assert [tape.replays for tape in tapes] == [1, 8, 3]

@@ -6,11 +6,20 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from landmark.attention import Scoring
-from landmark.memory.sparse_attention import Reading, Text, means_in_place, read_all, read_chosen, shares_of_blocks
+from landmark.attention import Scoring, Sinks
+from landmark.memory.sparse_attention import (
+    Reading,
+    Text,
+    means_in_place,
+    of_queries,
+    read_all,
+    read_chosen,
+    shares_of_blocks,
+)
 from landmark.memory.sparse_attention_kernels import read_tiles
 from landmark.memory.summaries import SummaryMemory, moved
 from tests.pairs import all_pairs, name_of
+from tests.tape import Tape
 
 CACHES, HEADS, DIM = 2, 3, 10
 
@@ -109,8 +118,9 @@ def test_queries_read_what_they_choose(shape):
     expected = by_hand(q, text, start, how)
     found = read_chosen(q, text, start, how)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
-    assert torch.equal(found[2].sort(-1).values, expected[2])
-    shares = shares_of_blocks(q, text, start, found[1], found[2], how)
+    blocks = of_queries(found[2], start, q.shape[2], how)
+    assert torch.equal(blocks.sort(-1).values, expected[2])
+    shares = shares_of_blocks(q, text, start, found[1], blocks, how)
     assert (shares.sum(-1) < 1).all()
     assert (shares > 0).all()
 
@@ -141,7 +151,8 @@ def test_kernels(shape):
         found = read_chosen(q, text, start, replace(how, tiles_by=read_tiles))
     finally:
         torch.use_deterministic_algorithms(False)
-    same = (found[2].sort(-1).values == expected[2].sort(-1).values).all(-1)[:, None].expand(found[1].shape)
+    ours, theirs = (of_queries(x[2], start, q.shape[2], how).sort(-1).values for x in (found, expected))
+    same = (ours == theirs).all(-1)[:, None].expand(found[1].shape)
     assert same.float().mean() > 0.98  # a near tie may fall to either side
     bound = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     assert (found[0].float() - expected[0])[same].abs().max() < bound
@@ -190,3 +201,63 @@ def test_a_discarded_chunk_leaves_nothing():
     read(found, 30, 50, like=-1)
     found.discard()
     assert torch.equal(read(found, 30, 60), read(expected, 30, 60))
+
+
+TOKENS = all_pairs(
+    {
+        "heads": [(2, 1, 1), (1, 2, 3), (1, 1, 5)],  # samples, caches of each, and queries of a cache
+        "window": [0, 8],
+        "k": [2, 3],
+        "first": [0, 1, 2],
+        "dense": [0, 45],
+        "mapping": ["true", "stingy", "auto"],
+        "softcap": [None, 1.5],
+        "dtype": [torch.float32, torch.float16],
+    }
+)
+
+
+@pytest.mark.parametrize("shape", TOKENS, ids=name_of)
+def test_kernels_of_a_token(shape, monkeypatch):
+    """Interpreted, token by token, against a memory without kernels that reads the same rounded numbers."""
+    (batch, caches, group), exact = shape["heads"], shape["dtype"] == torch.float32
+    settings = {name: shape[name] for name in ("k", "window", "first", "dense", "mapping")}
+    settings |= {"positions": 52, "frequencies": torch.tensor([1.0, 0.3, 0.05])}
+    found, expected = SummaryMemory(4, **settings), SummaryMemory(4, **settings)
+    generator, scoring = torch.Generator().manual_seed(0), Scoring(0.4, shape["softcap"])
+    heads = caches * group, caches, caches
+    q, k, v = (torch.randn(batch, n, 62, DIM, generator=generator).to(shape["dtype"]) for n in heads)
+    sinks = Sinks(torch.randn(caches * group, generator=generator)) if shape["first"] == 1 else None
+
+    def read(memory, part, kernels, dtype):
+        monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda _: kernels and len(part) == 1)
+        given = (x[:, :, part].to(dtype) for x in (q, k, v))
+        out = memory.attend(0, *given, scoring, sinks)
+        memory.commit()
+        return out
+
+    monkeypatch.setattr("landmark.memory.next_token_kernels.BLOCKS", 8)  # so that programs share the means
+    near = []
+    for part in ([*range(42)], *([at] for at in range(42, 62))):
+        out = read(found, part, True, shape["dtype"])
+        near.append((out - read(expected, part, False, torch.float32)).abs().max() < (1e-5 if exact else 5e-3))
+    assert sum(near) >= len(near) - (not exact)  # a near tie may fall to either side
+    for ours, other in zip(found.layers[0].tensors, expected.layers[0].tensors, strict=True):
+        torch.testing.assert_close(ours[:, :15].float(), other[:, :15], rtol=0, atol=1e-6)
+
+
+def test_launches(monkeypatch):
+    """Of kernels, the sorting and the copies, in a layer: of a chunk of whole blocks, and of a token."""
+    monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda _: True)
+    memory, counts = SummaryMemory(4, 3, window=8, dense=0), []
+    q, k, v = (torch.randn(1, heads, 75, 8, dtype=torch.float16) for heads in (6, 2, 2))
+    memory.expect(75)
+    for part in (slice(0, 40), slice(40, 72), slice(72, 74), slice(74, 75)):
+        memory.known = part == slice(40, 72)
+        for layer in range(2):  # what is made once for all layers, the first one makes
+            with (tape := Tape(waits=True)).capture():
+                memory.attend(layer, *(x[:, :, part] for x in (q, k, v)), Scoring())
+        memory.commit()
+        counts.append(tape.launches)
+    assert counts[1] <= 12
+    assert counts[3] <= 7

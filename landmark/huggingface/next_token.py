@@ -1,0 +1,68 @@
+"""One token of a wrapped model's text as a CUDA graph of all layers: a GPU reads it faster than Python launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.memory.graphs import Graphs
+from landmark.memory.summaries import SummaryMemory
+
+ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
+
+
+class NextToken:
+    """Reads one token of each text with a model and its cache, which has read something by itself."""
+
+    def __init__(self, model: Any, cache: LandmarkCache, device: torch.device):
+        self._cache, self._graphs = cache, Graphs(device)
+        self._modules, self._weights = list(model.modules()), list(model.parameters())
+        self._ids = self._positions = torch.empty(0, dtype=torch.int64)
+
+    def can_replay(self) -> bool:
+        """Whether nothing but tensors would notice that Python does not run: no hook, and no dropout."""
+        return not any(x._forward_hooks or x._forward_pre_hooks or x.training for x in self._modules)
+
+    def __call__(self, forward: Callable[..., Any], ids: Tensor) -> Tensor:
+        """Logits (B, 1, vocabulary) after the tokens (B, 1). forward: of the original model."""
+        cache = self._cache
+        with cache.reading(ids, 1, ids.device) as positions:
+            if len(self._ids) != len(ids):
+                self._ids, self._positions = ids.clone(), positions.clone()
+            self._ids.copy_(ids)
+            self._positions.copy_(positions)
+            static = self._ids, self._positions
+            fixed = *cache.ready_for_token(), *(x.data_ptr() for x in (*static, *self._weights))
+
+            def read() -> Tensor:
+                given = {"past_key_values": cache, "use_cache": True, "landmarks": cache}
+                return forward(input_ids=static[0], position_ids=static[1], **given).logits
+
+            logits = self._graphs.run(read, fixed).clone()
+            cache.took_token()
+        return logits
+
+
+def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None:
+    """What reads this token of each text by a CUDA graph; None: Python must launch each operator.
+
+    Not where layers have a sliding window, whose tensors grow, or experts; where layers are on several devices or
+    quantised; where the batch is padded; and not the first tokens of a text.
+    """
+    memory, device = cache.memory, ids.device
+    if not isinstance(memory, SummaryMemory) or cache.has_windows or cache.groups:
+        return None
+    if len(memory.layers) < len(cache.landmark_layers) or not memory.has_token_kernels(device):
+        return None
+    placed = set((getattr(model, "hf_device_map", None) or {}).values())
+    if len(placed) > 1 or getattr(model, "hf_quantizer", None) is not None or torch.is_autocast_enabled(device.type):
+        return None
+    if model.config.model_type in ROUTED:
+        return None
+    if cache.next_token is None:
+        cache.next_token = NextToken(model, cache, device)
+    return cache.next_token if cache.next_token.can_replay() else None

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import checks, kernels, models
+from benchmarks.gpu import checks, kernels, models, pretrained
 from benchmarks.gpu.shapes import Scale
 from benchmarks.gpu.work import Item
 from landmark.attention.fused import tuning
@@ -45,6 +45,8 @@ def _checks(scale: Scale) -> Iterator[Item]:
     """Those of the type that is timed come first, then those of other kernels, then those of other types."""
     size, context = (models.DECODED, 4_000) if scale.is_gpu else (models.TINY, 300)
     yield Item("tokens as graphs", partial(models.graphs, size, context), 30)
+    before = 8_192 if scale.is_gpu else 40
+    yield Item("pretrained: tokens as a graph", partial(pretrained.as_operators, before), 30)
     shapes = [(dim, width) for dim in scale.dims[::-1] for width in scale.widths]
     yield from (item for dim, width in shapes for item in _of_shape(scale.half, dim, width))
     yield Item("rotation", checks.rotations, 5)
@@ -79,6 +81,8 @@ def _timings(scale: Scale) -> Iterator[Item]:
     if scale.is_gpu:
         large = partial(models.decoding, models.TRAINED["paper"], (4_000, 128_000), "paper: ")
         yield Item("time: paper, a token", large, 40, alone=True)
+    texts = (4_096, 32_768, 131_072) if scale.is_gpu else (40,)
+    yield Item("time: pretrained, a token", partial(pretrained.tokens, texts), 90, alone=True)
     for name, trained in models.TRAINED.items() if scale.is_gpu else [("tiny", models.TINY)]:
         yield Item(f"time: training step, {name}", partial(models.training, trained, name), 15, alone=True)
     read = (1024, 256, 64, 4) if scale.is_gpu else (5, 6, 8, 2)

@@ -36,20 +36,20 @@ def timed(functions: Mapping[str, Callable[[], object]], scale: Scale) -> dict[s
     hosts, slowest = {}, 0.0
     for name, function in functions.items():
         function()
-        hosts[name], whole = _launched(function, scale)
+        hosts[name], whole = launched(function, scale)
         slowest = max(slowest, whole)
     rounds = max(3, min(scale.rounds, round(SECONDS / slowest)))
     cache = torch.empty(CACHE if scale.is_gpu else 1, dtype=torch.int8, device=scale.device)
     for _ in range(rounds):
         for name, function in functions.items():
             cache.zero_()
-            host, whole = _launched(function, scale)
+            host, whole = launched(function, scale)
             times[name].host.append(host)
             times[name].device.append(_on_device(function, hosts[name], cache) if scale.is_gpu else whole)
     return times
 
 
-def _launched(function: Callable[[], object], scale: Scale) -> tuple[float, float]:
+def launched(function: Callable[[], object], scale: Scale) -> tuple[float, float]:
     """Seconds until a call has returned, and until the device has done all of it."""
     if scale.is_gpu:
         torch.cuda.synchronize()

@@ -19,7 +19,7 @@ class NextToken:
     """Reads one token of each text with a model and its cache, which has read something by itself."""
 
     def __init__(self, model: Any, cache: LandmarkCache, device: torch.device):
-        self._cache, self._graphs = cache, Graphs(device)
+        self._cache, self.graphs = cache, Graphs(device)
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._ids = self._positions = torch.empty(0, dtype=torch.int64)
 
@@ -42,7 +42,7 @@ class NextToken:
                 given = {"past_key_values": cache, "use_cache": True, "landmarks": cache}
                 return forward(input_ids=static[0], position_ids=static[1], **given).logits
 
-            logits = self._graphs.run(read, fixed).clone()
+            logits = self.graphs.run(read, fixed).clone()
             cache.took_token()
         return logits
 

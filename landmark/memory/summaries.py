@@ -187,7 +187,7 @@ class SummaryMemory:
         if state is not None and length == 1 and self._by_kernels(state, q, k):
             return self._attend_one(layer, q, k, v, scoring, sinks)
         if state is None:
-            state = self.layers[layer] = _Layer(batch, k, self.block_size, self._tier, self._folder)
+            state = self.layers[layer] = self.new_layer(k)
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
         state.write(start, keys, values, self._rounded(start + length), self._expected)
         self._length = length
@@ -215,6 +215,10 @@ class SummaryMemory:
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 2) for x in zip(*parts, strict=True))
         out, lse = out.reshape(q.shape), lse.reshape(q.shape[:3])
         return out if sinks is None else sinks.merge(out, lse)[0]
+
+    def new_layer(self, like: Tensor) -> "_Layer":
+        """An empty layer for keys and values such as `like` (B, H_kv, T, d)."""
+        return _Layer(len(like), like, self.block_size, self._tier, self._folder)
 
     def _by_kernels(self, state: "_Layer", q: Tensor, k: Tensor) -> bool:
         """Whether kernels read a token of a layer."""
@@ -363,7 +367,7 @@ class SummaryMemory:
                 for number in sorted({int(name.partition(".")[0]) for name in tensors.keys()}):  # noqa: SIM118
                     saved = (tensors.get_tensor(f"{number}.{name}") for name in ("keys", "values"))
                     keys, values = (x.to(device_of(device, number)) for x in saved)
-                    state = layers[number] = _Layer(len(keys), keys, self.block_size, self._tier, self._folder)
+                    state = layers[number] = self.new_layer(keys)
                     state.write(0, keys.flatten(0, 1), values.flatten(0, 1), self._rounded(keys.shape[2]), 0)
         except torch.OutOfMemoryError:
             raise

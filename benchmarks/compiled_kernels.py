@@ -191,14 +191,15 @@ def all_kernels(
 
 def of_tiles(arch: int, dim: int, block_size: int, capped: bool) -> dict[str, Compiled]:
     """The kernels for tiles of ℓ queries, and for a token, of 4 heads that share keys, in half precision, by name."""
-    used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size) | {"num_stages": 3, "CAPPED": capped}
+    turns = torch.empty(1, 2, dim // 2) if capped else None
+    used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size, turns)
+    sizes |= {"CAPPED": capped, "LISTED": 128}
     sizes |= {"TILE": block_size, "L": block_size, "GROUP": block_size, "WINDOW": 512}
-    for listed in (False, True):
-        options = sizes | {"LISTED": listed, "SEGMENT": block_size if listed else 64}
-        used[f"block_shares, {listed=}"] = compiled(sparse.block_shares, options, arch, torch.bfloat16)
+    shares = sizes | {"SEGMENT": sparse.MEANS}
+    used["block_shares"] = compiled(sparse.block_shares, shares, arch, torch.bfloat16)
     used["read_blocks"] = compiled(sparse.read_blocks, sizes, arch, torch.bfloat16)
     how = Reading(block_size, 512, 128, first=1, softcap=30.0 if capped else None)
-    options = token.constants(4, dim, how, torch.empty(1, 2, dim // 2) if capped else None, 128)
+    options = token.constants(4, dim, how, turns, 128)
     used |= {kernel.__name__: compiled(kernel, options, arch, torch.bfloat16) for kernel in token.KERNELS}
     return used
 

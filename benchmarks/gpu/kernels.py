@@ -211,7 +211,7 @@ def retrieved_blocks(
 def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
     """A chunk of a text without landmarks, as a layer of a pretrained model reads it, beside attention to all keys."""
     heads, kv_heads, dim, count = (14, 2, 64, 2048) if scale.is_gpu else (2, 1, 16, 8)
-    settings = TRAINING_FREE.updated({"dense": 0} if scale.is_gpu else {"dense": 0, "k": 2, "rerank": 3, "window": 8})
+    settings = TRAINING_FREE.updated({"dense": 0} if scale.is_gpu else {"dense": 0, "k": 2, "window": 8})
     frequencies = torch.ones(dim // 2, device=scale.device)
     made = partial(torch.randn, generator=torch.Generator(scale.device).manual_seed(0), device=scale.device)
     for length in lengths:

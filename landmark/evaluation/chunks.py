@@ -88,7 +88,6 @@ def _without_landmarks(block: int, settings: MemorySettings, length: int) -> tup
             keys += queries * start
         else:
             keys += queries * (start - (far - settings.k) * block)
-            proposed = min(settings.rerank or 0, far)
-            scored += queries * (far + (proposed * block if proposed > settings.k else 0))
+            scored += queries * far
         keys += queries * (queries + 1) // 2
     return keys / length, scored / length

@@ -365,7 +365,7 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
         raise UserError(f"{settings.shown('window')}: the text that this model reads {has}")
     if settings.window is not None:
         own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
-        return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
+        return SummaryMemory(block_size, **own, **objects)
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     tied = (0,) if objects.setdefault("keys", Keys()).landmark == "token" else ()
     best = Best(settings.granularity, tied)

@@ -18,7 +18,7 @@ from torch import Tensor
 from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
 from landmark.memory.reading_kernels import merge_constants, merged_splits
 from landmark.memory.sparse_attention import Reading, Text
-from landmark.memory.sparse_attention_kernels import LOG2_E
+from landmark.memory.sparse_attention_kernels import LOG2_E, lag_of, list_of, turned
 
 BLOCKS = 64  # whose means a program scores
 MOST_SPLITS = 64  # programs that share the keys of one cache
@@ -26,7 +26,7 @@ MOST_SPLITS = 64  # programs that share the keys of one cache
 
 @triton.jit
 def append(
-    K, V, Keys, Values, Means, Position, k_b, k_h, k_d, v_b, v_h, v_d, c_c, c_t, w_c, w_t, m_c, m_t, heads,
+    K, V, Keys, Values, Means, Position, k_b, k_h, v_b, v_h, c_c, c_t, w_c, w_t, m_c, m_t, heads,
     L: tl.constexpr, SEGMENT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store a key and a value of each cache, and the mean of the keys of a block that they complete."""
@@ -34,8 +34,8 @@ def append(
     batch, head = cache // heads, cache % heads
     d, offset = tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
     d_ok = d < D
-    k = tl.load(K + batch * k_b + head * k_h + d * k_d, mask=d_ok, other=0.0)
-    v = tl.load(V + batch * v_b + head * v_h + d * v_d, mask=d_ok, other=0.0)
+    k = tl.load(K + batch * k_b + head * k_h + d, mask=d_ok, other=0.0)
+    v = tl.load(V + batch * v_b + head * v_h + d, mask=d_ok, other=0.0)
     tl.store(Keys + cache * c_c + position * c_t + d, k, mask=d_ok)
     tl.store(Values + cache * w_c + position * w_t + d, v, mask=d_ok)
     if position % L == L - 1:
@@ -52,23 +52,9 @@ def _far(position, WINDOW: tl.constexpr, L: tl.constexpr):
     return tl.maximum(0, position // L * L - WINDOW) // L
 
 
-@triton.jit
-def _turned(Q, Turns, at, d, mask, blocks, q_d, PAIRS: tl.constexpr):
-    """Queries in float32, as if they stood so many blocks earlier in the text. Turns: (blocks, 2, PAIRS). at: of the
-    queries, broadcast with d.
-    """
-    pair, turns = d % PAIRS, d < 2 * PAIRS
-    partner = tl.where(turns, tl.where(d < PAIRS, d + PAIRS, d - PAIRS), d)
-    q = tl.load(Q + at + d * q_d, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(Q + at + partner * q_d, mask=mask, other=0.0).to(tl.float32)
-    cos = tl.load(Turns + blocks * 2 * PAIRS + pair, mask=turns, other=1.0)
-    sin = tl.load(Turns + blocks * 2 * PAIRS + PAIRS + pair, mask=turns, other=0.0)
-    return q * cos + other * tl.where(d < PAIRS, sin, -sin)
-
-
 @triton.jit(do_not_specialize=["blocks", "parts"])
 def scores_of_means(
-    Q, Means, Placed, Turns, Position, Scores, Lse, q_b, q_h, q_d, m_c, m_t, heads, blocks, parts, scale, softcap,
+    Q, Means, Placed, Turns, Position, Scores, Lse, q_b, q_h, m_c, m_t, heads, blocks, parts, scale, softcap,
     GROUP: tl.constexpr, NEWEST: tl.constexpr, WINDOW: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCKS: tl.constexpr, PAIRS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -89,10 +75,10 @@ def scores_of_means(
         means = tl.load(Means + at, mask=seen[:, None] & d_ok[None, :], other=0.0)
     for row in range(GROUP):
         of_query = cache // heads * q_b + (cache % heads * GROUP + row) * q_h
-        q = tl.load(Q + of_query + d * q_d, mask=d_ok, other=0.0).to(tl.float32)
+        q = tl.load(Q + of_query + d, mask=d_ok, other=0.0).to(tl.float32)
         scores = tl.sum(means * q[None, :], axis=1)
         if PAIRS:
-            q = _turned(Q, Turns, of_query, d, d_ok, far, q_d, PAIRS)
+            q = turned(Q, Turns, of_query + d, d, d_ok, far, -1, PAIRS)
             scores = tl.where(older, tl.sum(means * q[None, :], axis=1), scores)
         scores *= scale
         if CAPPED:
@@ -133,7 +119,7 @@ def largest_shares(
 
 @triton.jit(do_not_specialize=["count", "splits"])
 def read_keys(
-    Q, Keys, Values, Chosen, Turns, Position, Parts, Lse, q_b, q_h, q_d, c_c, c_t, w_c, w_t, heads, count, splits,
+    Q, Keys, Values, Chosen, Turns, Position, Parts, Lse, q_b, q_h, c_c, c_t, w_c, w_t, heads, count, splits,
     scale, softcap, GROUP: tl.constexpr, ROWS: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, PAIRS: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr,
@@ -149,8 +135,8 @@ def read_keys(
     row, d, offset = tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
     row_ok, d_ok = row < GROUP, d < D
     of_row = cache // heads * q_b + (cache % heads * GROUP + row) * q_h
-    here = row_ok[:, None] & d_ok[None, :]
-    q = tl.load(Q + of_row[:, None] + d[None, :] * q_d, mask=here, other=0.0)
+    here, at_q = row_ok[:, None] & d_ok[None, :], of_row[:, None] + d[None, :]
+    q = tl.load(Q + at_q, mask=here, other=0.0)
     running = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -158,18 +144,15 @@ def read_keys(
     steps = count + tl.cdiv(position + 1 - near, SEGMENT)
     each = tl.cdiv(steps, splits)
     if PAIRS:
-        place = tl.arange(0, LISTED)
-        listed = tl.load(Chosen + cache * count + place, mask=place < count, other=1 << 40)
+        listed = list_of(Chosen + cache * count, count, LISTED)
     for j in range(split * each, tl.minimum(split * each + each, steps)):
         queries = q
         if j < count:
             block = tl.load(Chosen + cache * count + j).to(tl.int64)
             at, key_ok = block * L + offset, offset < L
             if PAIRS:
-                age = far - block
-                rank = tl.sum((listed < block).to(tl.int64), axis=0)
-                lag = count - rank + tl.where(age > count, 1, 0)
-                queries = _turned(Q, Turns, of_row[:, None], d[None, :], here, age - lag, q_d, PAIRS).to(q.dtype)
+                moved = far - block - lag_of(block, listed, far, count)
+                queries = turned(Q, Turns, at_q, d[None, :], here, moved, -1, PAIRS).to(q.dtype)
         else:
             at = near + (j - count) * SEGMENT + offset
             key_ok = at <= position
@@ -200,14 +183,15 @@ def store(k: Tensor, v: Tensor, text: Text, position: Tensor, how: Reading) -> N
 
     position: (), int64, on the device.
     """
-    strides = [x.stride(n) for x in (k, v) for n in (0, 1, 3)] + [x.stride(n) for x in text[:3] for n in (0, 1)]
+    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
+    strides = [x.stride(n) for x in (k, v, *text[:3]) for n in (0, 1)]
     _launch(append, (len(text.keys),), k, v, *text[:3], position, *strides, k.shape[1], **constants(1, k.shape[3], how))
 
 
-def choose(q: Tensor, text: Text, position: Tensor, turns: Tensor | None, how: Reading) -> Tensor:
+def choose(q: Tensor, text: Text, position: Tensor, how: Reading) -> Tensor:
     """The blocks (C, k), in no order, that a token chooses; more than k must be far.
 
-    q: (B, H, 1, d). turns: see `turns_of`; None: keys are not moved.
+    q: (B, H, 1, d), numbers of a head side by side.
     """
     caches, blocks = text.means.shape[:2]
     group, parts = q.shape[0] * q.shape[1] // caches, -(-blocks // BLOCKS)
@@ -215,36 +199,33 @@ def choose(q: Tensor, text: Text, position: Tensor, turns: Tensor | None, how: R
         q.new_empty(shape, dtype=torch.float32)
         for shape in ((caches, group, blocks), (caches, group, parts), (caches, blocks))
     )
-    placed, turning = (text.means, scores) if text.placed is None or turns is None else (text.placed, turns)
-    sizes, grid = constants(group, q.shape[3], how, turns, parts), (parts, caches)
-    strides = *(q.stride(n) for n in (0, 1, 3)), *text.means.stride()[:2]
+    placed, turns = (text.means, scores) if text.placed is None or text.turns is None else (text.placed, text.turns)
+    sizes, grid = constants(group, q.shape[3], how, text.turns, parts), (parts, caches)
+    strides = *q.stride()[:2], *text.means.stride()[:2]
     scoring = caches // len(q), blocks, parts, how.scale, how.softcap or 0.0
-    given = q, text.means, placed, turning, position, scores, lse
+    given = q, text.means, placed, turns, position, scores, lse
     _launch(scores_of_means, grid, *given, *strides, *scoring, **sizes)
     _launch(largest_shares, grid, scores, lse, position, shares, blocks, parts, **sizes)
     return shares.topk(how.k, sorted=False).indices
 
 
-def read(
-    q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, turns: Tensor | None, how: Reading
-) -> tuple[Tensor, Tensor]:
+def read(q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, how: Reading) -> tuple[Tensor, Tensor]:
     """Attention (B, H, 1, d) of a token to the blocks that it chose, and to its last tokens; or to all keys.
 
-    q: (B, H, 1, d). chosen: (C, k); None: all keys are read. Returns also log-sum-exps (splits, B·H), in units of
+    q: as of `choose`. chosen: (C, k); None: all keys are read. Returns also log-sum-exps (splits, B·H), in units of
     log 2, whose log-sum-exp is that of all that is read.
     """
     (caches, capacity), group = text.keys.shape[:2], q.shape[0] * q.shape[1] // len(text.keys)
     steps, count, listed = -(-capacity // padded(how.block_size)), 0, position
-    if chosen is None:
-        turns = None
-    else:
-        count, listed = chosen.shape[1], chosen
+    turns = None
+    if chosen is not None:
+        count, listed, turns = chosen.shape[1], chosen, text.turns
         steps = count + how.window // how.block_size + 1
     splits = max(1, min(steps // 2, 2 * _processors(q.device) // caches, MOST_SPLITS))
     parts = q.new_empty(splits, caches * group, q.shape[3], dtype=torch.float32)
     lse, out = parts.new_empty(parts.shape[:2]), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     given = q, *text[:2], listed, lse if turns is None else turns, position, parts, lse
-    strides = *(q.stride(n) for n in (0, 1, 3)), *text.keys.stride()[:2], *text.values.stride()[:2]
+    strides = *q.stride()[:2], *text.keys.stride()[:2], *text.values.stride()[:2]
     scoring = caches // len(q), count, splits, how.scale, how.softcap or 0.0
     sizes = constants(group, q.shape[3], how, turns, count, exact=q.dtype == torch.float32)
     _launch(read_keys, (splits, caches), *given, *strides, *scoring, **sizes)

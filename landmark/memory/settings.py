@@ -131,6 +131,7 @@ class MemorySettings:
         return [
             ("max_blocks", blocks is not None and blocks < max(k, 1), few),
             ("rerank", rerank is not None and rerank < k, few),
+            ("rerank", rerank is not None and not has_landmarks, "looks again at landmarks' choice, and here are none"),
             ("first", self.first > k, f"is more than retrieval.k={k}, of which they are a part"),
             ("rerank", rerank is not None and not by_score, f"looks again at the best blocks, and {ranker} has none"),
             ("rerank", rerank is not None and together, f"chooses for each query, and head or group, not {grained}"),
@@ -152,15 +153,10 @@ class MemorySettings:
         return f"{key}={'null' if value is None else value}"
 
     def updated(self, given: Mapping[str, Any]) -> "MemorySettings":
-        """These settings with others in their place; `rerank`, where it is not given, is raised to a k that is.
-
-        Raises UserError for a name that is no setting's.
-        """
+        """These settings with others in their place. Raises UserError for a name that is no setting's."""
         if unknown := sorted(given.keys() - {item.name for item in fields(self)}):
             known = ", ".join(sorted(item.name for item in fields(self)))
             raise UserError(f"memory has no setting {', '.join(unknown)}: it has {known}")
-        if self.rerank is not None and "rerank" not in given and isinstance(k := given.get("k"), int):
-            given = {**given, "rerank": max(self.rerank, k)}
         return replace(self, **given)
 
     def __repr__(self) -> str:

@@ -10,10 +10,8 @@ keys always choose together. So what a query reads depends on the text alone, no
 For each tile:
 
 1. *First look*: the shares of the far blocks in a softmax over the scores of their mean keys. Of the shares of the
-   tile's G·τ rows the largest counts. The m best blocks are proposed.
-2. *Second look*, if m > k: the shares of the proposed blocks in a softmax over the scores of all their keys. The k best
-   are chosen.
-3. *Read*: attention to the chosen blocks, to the w tokens and to the group, merged by their log-sum-exps.
+   tile's G·τ rows the largest counts. The k best blocks are chosen.
+2. *Read*: attention to the chosen blocks, to the w tokens and to the group, merged by their log-sum-exps.
 
 A tile chooses with its later queries, which know the tokens that an earlier one predicts. So tiles are for tokens that
 are known, and predicted tokens choose alone.
@@ -42,15 +40,14 @@ GATHERED_ELSEWHERE = 1 << 28
 class Reading:
     """What a query reads, and how its scores are made.
 
-    block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. proposed: m, blocks that get a second look; 0: none do.
-    first: of the k, so many are those that begin the text. tile: τ, which divides ℓ or is a multiple of it. scale,
+    block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. first: of the k, so many are those that begin the text.
+    tile: τ, which divides ℓ or is a multiple of it. scale,
     softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels.
     """
 
     block_size: int
     window: int
     k: int
-    proposed: int = 0
     first: int = 0
     tile: int = 1
     scale: float = 1.0
@@ -81,7 +78,7 @@ class Text(NamedTuple):
 
     moves: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
     places before the window (Section 3.2.1). None: they are read where they stand. placed: with `moves`, (C, blocks,
-    d), the means as `means_in_place` moves them.
+    d), the means as `means_in_place` moves them. turns: for kernels with `moves`, see `turns_of`.
     """
 
     keys: Tensor
@@ -89,6 +86,7 @@ class Text(NamedTuple):
     means: Tensor
     moves: Moves | None = None
     placed: Tensor | None = None
+    turns: Tensor | None = None
 
 
 def read_all(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, Tensor]:
@@ -127,8 +125,7 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     grouped = q.unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
     rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
     far = tuple(number for group in range(groups) for number in [how.far(start + group * size)] * tiles)
-    read = read_tiles if how.tiles_by is None or text.moves is not None else how.tiles_by
-    out, lse, chosen = read(rows, grouped, text, start, far, (before, before + length), how)
+    out, lse, chosen = (how.tiles_by or read_tiles)(rows, grouped, text, start, far, (before, before + length), how)
     out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
     out, lse = (x.flatten(3, 4).transpose(1, 2).flatten(2, 3) for x in (out, lse))
     here = slice(before, before + length)
@@ -166,11 +163,11 @@ def read_tiles(
         asks = torch.arange(groups * size, device=rows.device)
         asks = ((asks >= asking[0]) & (asks < asking[1])).view(-1, 1, how.tile).expand(-1, heads, -1).flatten(1)
     together = GATHERED.get(rows.device.type, GATHERED_ELSEWHERE)
-    step = max(1, together // (caches * max(how.proposed, how.k) * how.block_size * dim))
+    step = max(1, together // (caches * how.k * how.block_size * dim))
     parts = []
     for first in range(0, len(far), step):
         part = slice(first, first + step)
-        chosen = torch.cat(_choose(rows[:, part], text, far[part], None if asks is None else asks[part], how), -1)
+        chosen = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], how)
         places = _places(text.keys, chosen, how)
         keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
         if text.moves is not None:
@@ -186,7 +183,7 @@ def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tenso
     """`read_chosen` of one query (C, G, 1, d): one attention to copies of all blocks that it reads."""
     rows, far = q.transpose(1, 2), how.far(position)
     last = constant(range(far, position // how.block_size + 1), q.device).expand(len(q), 1, -1)
-    read = torch.cat([*_choose(rows, text, (far,), None, how), last], -1)
+    read = torch.cat([_choose(rows, text, (far,), None, how), last], -1)
     places = _places(text.keys, read, how)
     keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
     if text.moves is not None:
@@ -198,8 +195,8 @@ def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tenso
     return out.transpose(1, 2), lse.transpose(1, 2), read[..., : how.k]
 
 
-def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, how: Reading) -> tuple[Tensor, ...]:
-    """The blocks that n tiles choose, in parts that together are (C, n, k); in order where they are moved.
+def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, how: Reading) -> Tensor:
+    """The blocks (C, n, k) that n tiles choose, in order where they are moved.
 
     q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, in order. asks: (n, G·τ), bool, rows
     that choose; None: all do.
@@ -217,20 +214,8 @@ def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, ho
         scores = torch.where(older, (turned @ text.placed[:, :count].mT).view(scores.shape), scores)
     shares = _shares(capped(scores, how.softcap), seen, asks).amax(2)
     shares[..., : how.first].fill_(torch.inf)
-    best = highest(shares, seen, how.proposed or how.k)  # begins with the first blocks
-    parts = (best,)
-    if how.k < how.proposed and how.k < count:
-        keys = _copies(text.keys, _places(text.keys, best, how), how)
-        if text.moves is not None:
-            keys = text.moves(keys, (behind[:, None] - best - how.k - 1).clamp(min=0) * how.block_size)
-        seen = best < behind[:, None] if least < how.proposed else None
-        scores = capped(q @ keys.flatten(2, 3).mT, how.softcap)
-        of_tokens = None if seen is None else seen.repeat_interleave(how.block_size, -1)
-        shares = _shares(scores, of_tokens, asks).unflatten(-1, (-1, how.block_size)).sum(-1).amax(2)
-        first, best = best.split([how.first, best.shape[-1] - how.first], -1)
-        seen = None if seen is None else seen[..., how.first :]
-        parts = first, best.gather(-1, highest(shares[..., how.first :], seen, how.k - how.first))
-    return parts if text.moves is None else (torch.cat(parts, -1).sort(-1).values,)
+    chosen = highest(shares, seen, how.k)
+    return chosen if text.moves is None else chosen.sort(-1).values
 
 
 def means_in_place(means: Tensor, first: int, moves: Moves, how: Reading) -> Tensor:

@@ -21,6 +21,7 @@ from landmark.utils import constants
 
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 LEAST = 16  # rows, keys and numbers of a head that `tl.dot` needs
+MEANS = 64  # of one step
 
 
 @triton.jit
@@ -32,72 +33,106 @@ def _scores(q, k, scale, softcap, CAPPED: tl.constexpr):
     return scores * LOG2_E
 
 
+@triton.jit
+def turned(X, Turns, at, d, mask, blocks, LATER: tl.constexpr, PAIRS: tl.constexpr):
+    """Keys or queries in float32, as if they stood so many blocks later (1) or earlier (-1) in the text.
+
+    Turns: (blocks, 2, PAIRS). at: of the numbers, in the shape of d.
+    """
+    pair, turns = d % PAIRS, d < 2 * PAIRS
+    partner = tl.where(turns, tl.where(d < PAIRS, PAIRS, -PAIRS), 0)
+    x = tl.load(X + at, mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(X + at + partner, mask=mask, other=0.0).to(tl.float32)
+    cos = tl.load(Turns + blocks * 2 * PAIRS + pair, mask=turns, other=1.0)
+    sin = tl.load(Turns + blocks * 2 * PAIRS + PAIRS + pair, mask=turns, other=0.0)
+    return x * cos + other * tl.where(d < PAIRS, -LATER * sin, LATER * sin)
+
+
+@triton.jit
+def _of_means(
+    q, older_q, Means, Placed, j, offset, d, k_c, far, newest, scale, softcap,
+    SEGMENT: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Scores of SEGMENT blocks; with PAIRS those older than the `newest` are scored as Placed."""
+    block = j * SEGMENT + offset
+    at, d_ok = k_c + block[:, None] * D + d[None, :], (d < D)[None, :]
+    newer = (block < far) & (block >= far - newest) if PAIRS else block < far
+    scores = _scores(q, tl.load(Means + at, mask=newer[:, None] & d_ok, other=0.0), scale, softcap, CAPPED)
+    if PAIRS:
+        older = tl.load(Placed + at, mask=(block < far - newest)[:, None] & d_ok, other=0.0)
+        of_older = _scores(older_q, older, scale, softcap, CAPPED)
+        scores = tl.where((block < far - newest)[None, :], of_older, scores)
+    return scores, block < far
+
+
 @triton.jit(do_not_specialize=["count", "rows", "before", "end"])
 def block_shares(
-    Q, Keys, Listed, Far, Shares, k_c, k_t, count, rows, before, end, scale, softcap,
-    TILE: tl.constexpr, L: tl.constexpr, SEGMENT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, LISTED: tl.constexpr, CAPPED: tl.constexpr,
+    Q, MeanKeys, PlacedKeys, Turns, Far, Shares, count, rows, before, end, newest, scale, softcap,
+    TILE: tl.constexpr, SEGMENT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    CAPPED: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """The largest share that one of a tile's rows gives each block, in a softmax over all of them.
+    """The largest share that one of a tile's rows gives each block, in a softmax over the blocks' means (C, count, D).
 
-    LISTED: blocks of L keys whose numbers are listed (C, n, count); else each of the first keys is a block. Far: (n,),
-    blocks that a tile sees. Rows of queries before `before`, or from `end` on, do not count. Shares: (C, n, count), -1,
-    which stays where a block is not seen.
+    Far: (n,), blocks that a tile sees. Rows of queries before `before`, or from `end` on, do not count. Shares: (C, n,
+    count), -1, which stays where a block is not seen. PAIRS: of channels that turn; 0: keys are not moved.
     """
     tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    tiles = tl.num_programs(0)
     row, d, offset = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
-    d_ok = d < D
-    far = tl.load(Far + tile)
-    of_tile = cache * tiles + tile
+    d_ok, far, of_tile = d < D, tl.load(Far + tile), cache * tl.num_programs(0) + tile
     query = tile * TILE + row % TILE
     asks = (row < rows) & (query >= before) & (query < end)
-    q = tl.load(Q + (of_tile * rows + row)[:, None] * D + d[None, :], mask=asks[:, None] & d_ok[None, :], other=0.0)
-    of_cache = Keys + cache * k_c
-    at = offset[:, None] * k_t + d[None, :]
+    here, asked = (of_tile * rows + row)[:, None] * D + d[None, :], asks[:, None] & d_ok[None, :]
+    q = tl.load(Q + here, mask=asked, other=0.0)
+    older_q = q
+    if PAIRS:
+        older_q = turned(Q, Turns, here, d[None, :], asked, far, -1, PAIRS).to(q.dtype)
+    of_cache = cache * count * D
     running = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    steps = count
-    if not LISTED:
-        steps = tl.cdiv(far, SEGMENT)
-    for j in range(steps):
-        if LISTED:
-            block = tl.load(Listed + of_tile * count + j).to(tl.int64)
-            first, key_ok = block * L, offset < tl.where(block < far, L, 0)
-        else:
-            first, key_ok = j * SEGMENT, j * SEGMENT + offset < far
-        k = tl.load(of_cache + first * k_t + at, mask=key_ok[:, None] & d_ok[None, :], other=0.0)
-        scores = _scores(q, k, scale, softcap, CAPPED)
-        scores = tl.where(key_ok[None, :], scores, float("-inf"))
+    for j in range(tl.cdiv(far, SEGMENT)):
+        scores, seen = _of_means(
+            q, older_q, MeanKeys, PlacedKeys, j, offset, d, of_cache, far, newest, scale, softcap,
+            SEGMENT, D, CAPPED, PAIRS,
+        )  # fmt: skip
+        scores = tl.where(seen[None, :], scores, float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
-        level = tl.where(larger == float("-inf"), 0.0, larger)
-        total = total * tl.exp2(running - level) + tl.sum(tl.exp2(scores - level[:, None]), axis=1)
+        total = total * tl.exp2(running - larger) + tl.sum(tl.exp2(scores - larger[:, None]), axis=1)
         running = larger
     normaliser = running + tl.log2(total)
-    for j in range(steps):
-        if LISTED:
-            block = tl.load(Listed + of_tile * count + j).to(tl.int64)
-            first, key_ok = block * L, offset < tl.where(block < far, L, 0)
-        else:
-            first, key_ok = j * SEGMENT, j * SEGMENT + offset < far
-        k = tl.load(of_cache + first * k_t + at, mask=key_ok[:, None] & d_ok[None, :], other=0.0)
-        scores = _scores(q, k, scale, softcap, CAPPED)
-        shares = tl.where(key_ok[None, :] & asks[:, None], tl.exp2(scores - normaliser[:, None]), 0.0)
-        if LISTED:
-            tl.atomic_max(Shares + of_tile * count + j, tl.max(tl.sum(shares, axis=1), axis=0), mask=block < far)
-        else:
-            tl.atomic_max(Shares + of_tile * count + j * SEGMENT + offset, tl.max(shares, axis=0), mask=key_ok)
+    for j in range(tl.cdiv(far, SEGMENT)):
+        scores, seen = _of_means(
+            q, older_q, MeanKeys, PlacedKeys, j, offset, d, of_cache, far, newest, scale, softcap,
+            SEGMENT, D, CAPPED, PAIRS,
+        )  # fmt: skip
+        shares = tl.where(seen[None, :] & asks[:, None], tl.exp2(scores - normaliser[:, None]), 0.0)
+        tl.atomic_max(Shares + of_tile * count + j * SEGMENT + offset, tl.max(shares, axis=0), mask=seen)
+
+
+@triton.jit
+def list_of(Chosen, count, LISTED: tl.constexpr):
+    """The chosen blocks, and behind them numbers that no block has."""
+    place = tl.arange(0, LISTED)
+    return tl.load(Chosen + place, mask=place < count, other=1 << 40)
+
+
+@triton.jit
+def lag_of(block, listed, far, count):
+    """By how many blocks a chosen block, of those before the first `far`, is read as if it stood before the window."""
+    rank = tl.sum((listed < block).to(tl.int64), axis=0)
+    return count - rank + tl.where(far - block > count, 1, 0)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "start"])
 def read_blocks(
-    Q, Keys, Values, Chosen, Out, Lse, k_c, k_t, v_c, v_t, count, rows, start, scale, softcap,
+    Q, Keys, Values, Chosen, Turns, Out, Lse, k_c, k_t, v_c, v_t, count, rows, start, scale, softcap,
     TILE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, L: tl.constexpr, SEGMENT: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CAPPED: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CAPPED: tl.constexpr, PAIRS: tl.constexpr,
+    LISTED: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's rows to its chosen blocks (C, n, count), to the window before its group, and to its group.
 
-    Out: (C, n, rows, D). Lse: (C, n, rows), float32.
+    With PAIRS the chosen blocks are moved to the `count` + 1 places before the window. Out: (C, n, rows, D). Lse: (C,
+    n, rows), float32.
     """
     tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
     of_tile = cache * tl.num_programs(0) + tile
@@ -113,16 +148,26 @@ def read_blocks(
     position = first + row % TILE
     near = first // GROUP * GROUP - WINDOW
     steps = count + tl.cdiv(first + TILE - near, SEGMENT)
+    if PAIRS:
+        listed = list_of(Chosen + of_tile * count, count, LISTED)
     for j in range(steps):
+        moved = first * 0  # blocks
         if j < count:
-            at = tl.load(Chosen + of_tile * count + j).to(tl.int64) * L + offset
+            block = tl.load(Chosen + of_tile * count + j).to(tl.int64)
+            if PAIRS:
+                moved = near // L - block - lag_of(block, listed, near // L, count)
+            at = block * L + offset
             key_ok, seen = offset < L, row_ok[:, None] & (offset < L)[None, :]
         else:
             at = near + (j - count) * SEGMENT + offset
             key_ok, seen = at < first + TILE, at[None, :] <= position[:, None]
         key_here = key_ok[:, None] & d_ok[None, :]
-        k = tl.load(of_keys + at[:, None] * k_t + d[None, :], mask=key_here, other=0.0)
         v = tl.load(of_values + at[:, None] * v_t + d[None, :], mask=key_here, other=0.0)
+        if PAIRS:
+            k = turned(of_keys, Turns, at[:, None] * k_t + d[None, :], d[None, :], key_here, moved, 1, PAIRS)
+            k = k.to(v.dtype)
+        else:
+            k = tl.load(of_keys + at[:, None] * k_t + d[None, :], mask=key_here, other=0.0)
         scores = tl.where(seen, _scores(q, k, scale, softcap, CAPPED), float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
         level = tl.where(larger == float("-inf"), 0.0, larger)
@@ -137,37 +182,29 @@ def read_blocks(
 def read_tiles(
     rows: Tensor, _: Tensor, text: Text, start: int, far: tuple[int, ...], asking: tuple[int, int], how: Reading
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As sparse_attention.py has it. Keys are not moved."""
-    rows, behind = rows.contiguous(), constant(far, rows.device)
-    found = shares(rows, text.means[:, : far[-1]].to(rows.dtype), behind, asking, None, how)
+    """As sparse_attention.py has it."""
+    rows = rows.contiguous()
+    found = shares(rows, text, far, asking, how)
     found[..., : how.first].fill_(torch.inf)
-    chosen = highest(found, None, how.proposed or how.k)
-    if how.k < how.proposed and how.k < far[-1]:
-        found = shares(rows, text.keys, behind, asking, chosen, how)
-        found[..., : how.first].fill_(torch.inf)
-        chosen = chosen.gather(-1, highest(found, None, how.k))
+    chosen = highest(found, None, how.k)
     return *read(rows, text, chosen, start, how), chosen
 
 
-def shares(
-    q: Tensor, keys: Tensor, far: Tensor, asking: tuple[int, int], listed: Tensor | None, how: Reading
-) -> Tensor:
-    """The largest share of each block among the rows of its tile, (C, n, m) or (C, n, blocks), float32; -1: not seen.
+def shares(q: Tensor, text: Text, far: tuple[int, ...], asking: tuple[int, int], how: Reading) -> Tensor:
+    """The largest share of each block among the rows of its tile, (C, n, blocks), float32; -1 where it is not seen.
 
-    q: (C, n, G·τ, d), contiguous. keys: (C, capacity, d), of tokens; or (C, blocks, d), one for each. far: (n,), blocks
-    that each tile sees. asking: as of `read_tiles`. listed: (C, n, m), blocks of ℓ keys; None: each of the first keys
-    is a block.
+    q: (C, n, G·τ, d), contiguous. far, asking: as of `read_tiles`.
     """
-    count = keys.shape[1] if listed is None else listed.shape[2]
-    out = q.new_full((len(q), q.shape[1], count), -1, dtype=torch.float32)
-    q, keys = _computable(q), _computable(keys)
-    options = tile_constants(q.shape[2], q.shape[3], 64 if listed is None else how.block_size)
+    out = q.new_full((len(q), q.shape[1], far[-1]), -1, dtype=torch.float32)
+    kinds = [x for x in (text.means, text.placed) if x is not None]
+    means = [_computable(x[:, : far[-1]].to(q.dtype)).contiguous() for x in kinds]
+    q, options = _computable(q), tile_constants(q.shape[2], q.shape[3], MEANS, text.turns)
     with on_device_of(q):
         block_shares[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](  # tiles, parts of their rows, caches
-            *(q, keys, out if listed is None else listed.contiguous(), far, out),
-            *(*keys.stride()[:2], count, q.shape[2], *asking, how.scale, how.softcap or 0.0),
+            *(q, means[0], means[-1], out if text.turns is None else text.turns, constant(far, q.device), out),
+            *(far[-1], q.shape[2], *asking, how.k, how.scale, how.softcap or 0.0),
             **options,
-            **{"TILE": how.tile, "L": how.block_size, "LISTED": listed is not None, "CAPPED": how.softcap is not None},
+            **{"TILE": how.tile, "CAPPED": how.softcap is not None},
         )
     return out
 
@@ -179,14 +216,24 @@ def read(q: Tensor, text: Text, chosen: Tensor, start: int, how: Reading) -> tup
     """
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     q, keys, values = (_computable(x) for x in (q, text.keys, text.values))
-    options = tile_constants(q.shape[2], q.shape[3], how.block_size)
+    options = tile_constants(q.shape[2], q.shape[3], how.block_size, text.turns)
     with on_device_of(q):
         read_blocks[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](
-            *(q, keys, values, chosen.contiguous(), out, lse, *keys.stride()[:2], *values.stride()[:2]),
+            *(
+                q,
+                keys,
+                values,
+                chosen.contiguous(),
+                lse if text.turns is None else text.turns,
+                out,
+                lse,
+                *keys.stride()[:2],
+                *values.stride()[:2],
+            ),
             *(chosen.shape[2], q.shape[2], start, how.scale, how.softcap or 0.0),
             **options,
             **{"TILE": how.tile, "GROUP": how.group, "WINDOW": how.window, "L": how.block_size},
-            CAPPED=how.softcap is not None,
+            **{"CAPPED": how.softcap is not None, "LISTED": triton.next_power_of_2(chosen.shape[2])},
         )
     return out, lse
 
@@ -196,8 +243,9 @@ def _computable(x: Tensor) -> Tensor:
     return x.float() if is_interpreted() and x.dtype == torch.bfloat16 else x
 
 
-def tile_constants(rows: int, dim: int, keys: int) -> dict[str, int]:
+def tile_constants(rows: int, dim: int, keys: int, turns: Tensor | None) -> dict[str, int]:
     """Compile-time constants for tiles of so many rows and heads of `dim` numbers. keys: read in one step."""
-    part = max(LEAST, min(64 if dim > 128 else 128, triton.next_power_of_2(rows)))
-    warps = 8 if part * dim > 64 * 64 else 4
-    return {"D": dim, "BLOCK_D": padded(dim), "ROWS": part, "SEGMENT": padded(keys), "num_warps": warps}
+    pairs, wide = 0 if turns is None else turns.shape[2], dim > 128
+    part = max(LEAST, min((32 if pairs else 64) if wide else 128, triton.next_power_of_2(rows)))
+    options = {"num_warps": 8 if part * dim > 64 * 64 else 4, "num_stages": 2 if pairs and wide else 3}
+    return {"D": dim, "BLOCK_D": padded(dim), "ROWS": part, "SEGMENT": padded(keys), "PAIRS": pairs} | options

@@ -82,7 +82,6 @@ class SummaryMemory:
         k: int = 128,
         *,
         window: int = 512,
-        proposed: int = 0,
         first: int = 1,
         dense: int | None = None,
         mapping: str = "auto",
@@ -99,7 +98,6 @@ class SummaryMemory:
             block_size: ℓ, tokens of a block.
             k: blocks that a query reads.
             window: tokens before a query that it always reads, rounded up to whole blocks.
-            proposed: blocks that get a second look; k or fewer: none.
             first: blocks that begin the text and are always among the k.
             dense: tokens at the start of a text whose queries read all keys; None: as many as are read at least as fast
                 as by blocks, and no more than `positions`.
@@ -118,7 +116,7 @@ class SummaryMemory:
             )
         self.window = -(-window // block_size) * block_size
         self.block_size, self.dense, self.observer = block_size, dense, observer
-        self._reading = Reading(block_size, self.window, k, proposed, first)
+        self._reading = Reading(block_size, self.window, k, first)
         self._unrotated = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
@@ -139,7 +137,8 @@ class SummaryMemory:
 
     def _begin_tokens(self) -> None:
         self._ready: int | None = None  # the position for which `ready_for_token` was called
-        self._on_device: dict[torch.device, tuple[Tensor, Tensor | None]] = {}  # this position, and how keys turn
+        self._positions: dict[torch.device, Tensor] = {}  # this position, on each device
+        self._turning: dict[torch.device, Tensor] = {}
 
     @property
     def width(self) -> int:
@@ -206,7 +205,8 @@ class SummaryMemory:
         for first, stop, is_far, moves in self._parts(layer, start, length, how, q.device.type):
             text, part = stored, queries[:, :, first - start : stop - start]
             if moves is not None:
-                text = stored._replace(moves=moves, placed=state.means_in_place(moves, how))
+                placed = state.means_in_place(moves, how)
+                text = stored._replace(moves=moves, placed=placed, turns=how.tiles_by and self._turns(q.device))
             out, lse, *tiles = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:
@@ -230,6 +230,15 @@ class SummaryMemory:
         keys = [(state, state.keys) for state in self.layers.values()]
         return bool(keys) and all(x.device == device and self._by_kernels(state, x, x) for state, x in keys)
 
+    def _turns(self, device: torch.device) -> Tensor | None:
+        """`landmark.memory.sparse_attention.turns_of` as many blocks as there is room for; None: no key turns."""
+        if self._frequencies is None:
+            return None
+        blocks = 1 + max(state.means.shape[1] for state in self.layers.values())
+        if device not in self._turning or len(self._turning[device]) < blocks:
+            self._turning[device] = turns_of(self._frequencies.to(device), blocks, self.block_size)
+        return self._turning[device]
+
     def ready_for_token(self) -> tuple[int, ...]:
         """Get ready to read one token. Returns what its kernels depend on, of all that is not in the tensors."""
         start, fixed = self.position, list[int]()
@@ -239,13 +248,12 @@ class SummaryMemory:
             if moves is not None:
                 fixed.append(state.means_in_place(moves, self._reading).data_ptr())
             fixed += [int(is_far), state.keys.shape[1], *(x.data_ptr() for x in state.tensors)]
-        for device, blocks in {state.keys.device: state.means.shape[1] for state in self.layers.values()}.items():
-            position, turns = self._on_device.get(device) or (new_buffer(dtype=torch.int64, device=device), None)
-            if self._frequencies is not None and (turns is None or len(turns) <= blocks):
-                turns = turns_of(self._frequencies.to(device), blocks + 1, self.block_size)
-            position.fill_(start)
-            self._on_device[device] = position, turns
-            fixed += [position.data_ptr(), *([] if turns is None else [turns.data_ptr()])]
+        for device in {state.keys.device for state in self.layers.values()}:
+            if device not in self._positions:
+                self._positions[device] = new_buffer(dtype=torch.int64, device=device)
+            fixed += [
+                x.data_ptr() for x in (self._positions[device].fill_(start), self._turns(device)) if x is not None
+            ]
         self._ready = start
         return tuple(fixed)
 
@@ -255,14 +263,16 @@ class SummaryMemory:
 
         if self._ready != self.position:
             self.ready_for_token()
-        state, (position, turns) = self.layers[layer], self._on_device[q.device]
+        state, position = self.layers[layer], self._positions[q.device]
+        q = q if q.stride(3) == 1 else q.contiguous()
         how = replace(self._reading, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
         _, _, is_far, moves = next(self._parts(layer, self.position, 1, how, q.device.type))
-        text = Text(*state.tensors, placed=None if moves is None else state.placed)
-        turns = None if moves is None else turns
+        text = Text(*state.tensors)
+        if moves is not None:
+            text = text._replace(placed=state.placed, turns=self._turns(q.device))
         kernels.store(k, v, text, position, how)
-        chosen = kernels.choose(q, text, position, turns, how) if is_far else None
-        out, lse = kernels.read(q, text, position, chosen, turns, how)
+        chosen = kernels.choose(q, text, position, how) if is_far else None
+        out, lse = kernels.read(q, text, position, chosen, how)
         self.took_token()
         return out if sinks is None else sinks.merge(out, (lse * math.log(2)).logsumexp(0).view(q.shape[:3]))[0]
 

@@ -32,7 +32,7 @@ def ask(tmp_path, capsys, monkeypatch):
 
     def run(*overrides, questions="", kind="pretrained"):
         common = [f"model={kind}", f"model.name={tmp_path / 'model'}", "trainer=cpu", "generate.tokens=5"]
-        blocks = "retrieval.k=2 memory.window=9 retrieval.rerank=4 model.block_size=6" if kind == "pretrained" else ""
+        blocks = "retrieval.k=2 memory.window=9 model.block_size=6" if kind == "pretrained" else ""
         given = [*common, f"output={tmp_path / 'outputs'}", "eval.local=50", *blocks.split(), *overrides]
         monkeypatch.setattr(sys, "stdin", io.StringIO(questions))
         run_task(*given)
@@ -119,7 +119,7 @@ def test_a_question_goes_through_the_models_template(ask):
     ):
         out, err = ask("task=generate", "prompt=Who?", *given)
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        memory = model.new_memory(k=2, window=9, rerank=4)
+        memory = model.new_memory(k=2, window=9)
         found = model.generate(ids, past_key_values=memory, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
         said = tokenizer.decode(found)
         if prompt.endswith("<think>\n"):

@@ -51,7 +51,7 @@ def requests(kind, *arguments):
 def folders(tmp_path_factory):
     """A tiny Llama, with landmarks after every 15 tokens, without, for chats that have a beginning; a run of ours."""
     folder, tokenizer, chatting = tmp_path_factory.mktemp("models"), make_tokenizer(), make_tokenizer(beginning=256)
-    memory = {"k": 3, "window": 7, "rerank": 5}
+    memory = {"k": 3, "window": 7}
     chatting.bos_token, chatting.chat_template = "<eot>", TEMPLATE
     save_model(folder / "plain")
     save_model(folder / "wrapped", wrapped_model("llama", tokenizer, block_size=15, local=40), tokenizer)

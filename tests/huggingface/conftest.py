@@ -103,7 +103,7 @@ def make_tokenizer(hole: int = 256, end: str = "<eot>", beginning: int | None = 
 
 BLOCK = 4
 SETTINGS = {"block_size": BLOCK, "memory": {"k": 2}, "local": 9}
-FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5, "dense": 0}}
+FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "dense": 0}}
 
 
 def wrapped_model(family: str, tokenizer=None, seed: int = 0, **settings):

@@ -218,7 +218,7 @@ def test_nothing_waits_and_nothing_is_elsewhere(family, mapping, monkeypatch):
     """Without a GPU: to look at its numbers on the CPU, or to mix devices, raises an error here."""
     monkeypatch.setattr(sparse_attention_kernels, "read_tiles", sparse_attention.read_tiles)
     monkeypatch.setattr(sparse_attention, "constant", sparse_attention.constant.__shallow__)  # keeps no such tensors
-    settings = {"k": 3, "window": 8, "rerank": 6, "mapping": mapping}
+    settings = {"k": 3, "window": 8, "mapping": mapping}
     model = make_model(family).bfloat16()
     model = wrap(model, make_tokenizer(), block_size=4, memory=settings, local=16, landmarks="none")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

@@ -18,7 +18,7 @@ from tests.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenize
 
 ROUNDED = (*EAGER, "llama4_text")  # weights of eager attention are float32, and this family's router is
 ALL = {"k": 100, "window": 7}
-FEW = {"k": 3, "window": 7, "rerank": 5, "dense": 0}
+FEW = {"k": 3, "window": 7, "dense": 0}
 
 
 def make(family, tokenizer, memory=ALL, **settings):
@@ -125,7 +125,7 @@ def test_generates_beyond_the_trained_positions_without_a_warning(has_blocks, id
 
 def test_few_blocks_are_the_models_attention_to_fewer_keys(ids, tokenizer):
     """With the keys of each query chosen by hand: the blocks with the best mean keys for the heads that share keys."""
-    wrapped, plain = make("llama", tokenizer, {**FEW, "rerank": None, "window": 7})
+    wrapped, plain = make("llama", tokenizer, FEW)
     found = read(wrapped, ids[:1, :50], parts=[20, 30])
     expected = by_hand(plain, ids[:1, :50], block=5, window=10, k=3)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -119,7 +119,7 @@ def test_a_model_without_landmarks_is_traced_too():
         attentions = model(torch.tensor(text)[None], output_attentions=True).attentions
     model.set_attn_implementation("sdpa")
     wrapped = wrap(model, make_tokenizer(), landmarks="none", block_size=5, memory={"window": 7})
-    found = trace_retrieval(Pretrained(wrapped), text, LOCAL, k=12, rerank=None)
+    found = trace_retrieval(Pretrained(wrapped), text, LOCAL, k=12)
     assert (found.width, found.chunks) == (5, [*range(0, 60, 5)])
     assert found.visible == [0, 0, *range(0, 50, 5)]
     assert found.blocks.shape[2:] == (12, 60)

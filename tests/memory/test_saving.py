@@ -335,6 +335,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
         ({"index": "faiss", "granularity": "per_token"}, "memory.index=faiss: chooses for each query and head, not"),
         ({"index": "faiss", "max_blocks": 9}, "memory.index=faiss: cannot drop blocks, not memory.blocks=9"),
         ({"index": "faiss", "scorer": "mean_key"}, "index=faiss: ranks by landmarks, not retrieval.scorer=mean_key"),
+        (
+            {"window": 9, "scorer": "mean_key", "rerank": 8},
+            "rerank=8: looks again at landmarks' choice, and here are none",
+        ),
         ({"window": 9}, "retrieval.scorer=landmark: the text has no landmarks"),
         ({"window": 9, "scorer": "mean_key", "cutoff": 0.1}, "cmt.cutoff=0.1: the text has no landmarks"),
     ],
@@ -349,13 +353,6 @@ def test_what_is_saved_are_the_settings_that_are_not_the_default(settings):
     saved = json.loads(json.dumps(settings.saved()))
     assert MemorySettings(**saved) == settings
     assert len(saved) < 8
-
-
-def test_a_rerank_that_was_not_given_is_raised_to_a_k_that_is():
-    settings = MemorySettings(rerank=64)
-    assert (settings.updated({"k": 100}).rerank, settings.updated({"k": 9}).rerank) == (100, 64)
-    with pytest.raises(UserError, match="retrieval.rerank=64: is less than retrieval.k=100"):
-        settings.updated({"k": 100, "rerank": 64})
 
 
 def lines_of_the_page() -> list[str]:

@@ -216,7 +216,7 @@ class LandmarkModel(_Base):
                 reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
                 outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
             else:
-                logits = next_token(super().forward, ids)
+                logits = next_token.read(super().forward, cache, ids)
                 outputs = CausalLMOutputWithPast(logits=logits, past_key_values=cast(Any, cache))
         logits = cast(Tensor, outputs.logits)
         if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -16,27 +17,29 @@ ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose ex
 
 
 class NextToken:
-    """Reads one token of each text with a model and its cache, which has read something by itself."""
+    """Reads one token of each text with a model. A cache has one of its own: it keeps neither of the two."""
 
-    def __init__(self, model: Any, cache: LandmarkCache, device: torch.device):
-        self._cache, self.graphs = cache, Graphs(device)
-        self._modules, self._weights = list(model.modules()), list(model.parameters())
+    def __init__(self, model: Any, device: torch.device):
+        self.graphs = Graphs(device)
+        self._modules, self._weights = ([ref(x) for x in each] for each in (model.modules(), model.parameters()))
         self._ids = self._positions = torch.empty(0, dtype=torch.int64)
 
     def can_replay(self) -> bool:
-        """Whether nothing but tensors would notice that Python does not run: no hook, and no dropout."""
-        return not any(x._forward_hooks or x._forward_pre_hooks or x.training for x in self._modules)
+        """Whether nobody would notice that Python does not run: the modules are the same, without hooks and dropout."""
+        modules = [of_module() for of_module in self._modules]
+        hooked = any(x is None or x._forward_hooks or x._forward_pre_hooks or x.training for x in modules)
+        return not hooked and all(of_weight() is not None for of_weight in self._weights)
 
-    def __call__(self, forward: Callable[..., Any], ids: Tensor) -> Tensor:
+    def read(self, forward: Callable[..., Any], cache: LandmarkCache, ids: Tensor) -> Tensor:
         """Logits (B, 1, vocabulary) after the tokens (B, 1). forward: of the original model."""
-        cache = self._cache
         with cache.reading(ids, 1, ids.device) as positions:
             if len(self._ids) != len(ids):
                 self._ids, self._positions = ids.clone(), positions.clone()
             self._ids.copy_(ids)
             self._positions.copy_(positions)
             static = self._ids, self._positions
-            fixed = *cache.ready_for_token(), *(x.data_ptr() for x in (*static, *self._weights))
+            weights = [cast(Tensor, of_weight()) for of_weight in self._weights]
+            fixed = *cache.ready_for_token(), *(x.data_ptr() for x in (*static, *weights))
 
             def read() -> Tensor:
                 given = {"past_key_values": cache, "use_cache": True, "landmarks": cache}
@@ -64,5 +67,5 @@ def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None
     if model.config.model_type in ROUTED:
         return None
     if cache.next_token is None:
-        cache.next_token = NextToken(model, cache, device)
+        cache.next_token = NextToken(model, device)
     return cache.next_token if cache.next_token.can_replay() else None

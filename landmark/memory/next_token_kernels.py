@@ -18,7 +18,7 @@ from torch import Tensor
 from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
 from landmark.memory.reading_kernels import merge_constants, merged_splits
 from landmark.memory.sparse_attention import Reading, Text
-from landmark.memory.sparse_attention_kernels import LOG2_E, lag_of, list_of, turned
+from landmark.memory.sparse_attention_kernels import lag_of, list_of, of_products, turned
 
 BLOCKS = 64  # whose means a program scores
 MOST_SPLITS = 64  # programs that share the keys of one cache
@@ -80,10 +80,7 @@ def scores_of_means(
         if PAIRS:
             q = turned(Q, Turns, of_query + d, d, d_ok, far, -1, PAIRS)
             scores = tl.where(older, tl.sum(means * q[None, :], axis=1), scores)
-        scores *= scale
-        if CAPPED:
-            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
-        scores = tl.where(seen, scores * LOG2_E, float("-inf"))
+        scores = tl.where(seen, of_products(scores, scale, softcap, CAPPED), float("-inf"))
         largest = tl.max(scores, axis=0)
         level = tl.where(largest == float("-inf"), 0.0, largest)
         of_row = cache * GROUP + row
@@ -159,10 +156,8 @@ def read_keys(
         token = key_ok[:, None] & d_ok[None, :]
         k = tl.load(Keys + cache * c_c + at[:, None] * c_t + d[None, :], mask=token, other=0.0)
         v = tl.load(Values + cache * w_c + at[:, None] * w_t + d[None, :], mask=token, other=0.0)
-        scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
-        if CAPPED:
-            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
-        scores = tl.where(key_ok[None, :], scores * LOG2_E, float("-inf"))
+        products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        scores = tl.where(key_ok[None, :], of_products(products, scale, softcap, CAPPED), float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
         weights, kept = tl.exp2(scores - larger[:, None]), tl.exp2(running - larger)
         total = total * kept + tl.sum(weights, axis=1)

@@ -25,12 +25,17 @@ MEANS = 64  # of one step
 
 
 @triton.jit
-def _scores(q, k, scale, softcap, CAPPED: tl.constexpr):
-    """Scores of rows and keys, for powers of 2."""
-    scores = tl.dot(q, tl.trans(k)) * scale
+def of_products(products, scale, softcap, CAPPED: tl.constexpr):
+    """Scores of products of queries and keys, for powers of 2."""
+    scores = products * scale
     if CAPPED:
         scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
     return scores * LOG2_E
+
+
+@triton.jit
+def _scores(q, k, scale, softcap, CAPPED: tl.constexpr):
+    return of_products(tl.dot(q, tl.trans(k)), scale, softcap, CAPPED)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from landmark.attention import Scoring, Sinks
-from landmark.attention.fused.tuning import DTYPES
+from landmark.attention import Scoring, Sinks, backend_for
 from landmark.memory.retrievals import Observer, Retrieval, Stored
 from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
 from landmark.memory.sparse_attention import (
@@ -44,9 +43,14 @@ DENSE_ELSEWHERE = 16384
 SPARE = 8  # for so many rows at least one more is made room for
 
 
-def has_kernels(q: Tensor) -> bool:
+def has_kernels(q: Tensor, block_size: int) -> bool:
     """Whether there are kernels for such queries."""
-    return q.is_cuda and q.dtype in DTYPES
+    return q.is_cuda and _are_kernels(q.dtype, q.shape[-1], block_size, q.device)
+
+
+@cache
+def _are_kernels(dtype: torch.dtype, dim: int, block_size: int, device: torch.device) -> bool:
+    return backend_for("auto", torch.empty(0, dim, dtype=dtype, device=device), block_size) == "triton"
 
 
 def moved(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
@@ -193,7 +197,7 @@ class SummaryMemory:
         how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap)
         if self.known and length > 1:
             how = replace(how, tile=self.block_size)
-        if length > 1 and has_kernels(q) and q.dtype != torch.float32:
+        if length > 1 and has_kernels(q, self.block_size) and q.dtype != torch.float32:
             from landmark.memory import sparse_attention_kernels as kernels
 
             how = replace(how, tiles_by=kernels.read_tiles)
@@ -223,7 +227,7 @@ class SummaryMemory:
     def _by_kernels(self, state: "_Layer", q: Tensor, k: Tensor) -> bool:
         """Whether kernels read a token of a layer."""
         here = self._tier == "device" and self.observer is None and state.keys.device == q.device
-        return here and has_kernels(q) and q.dtype == k.dtype == state.keys.dtype
+        return here and has_kernels(q, self.block_size) and q.dtype == k.dtype == state.keys.dtype
 
     def has_token_kernels(self, device: torch.device) -> bool:
         """Whether kernels read the next token in all layers that have read something, which are on this device."""
@@ -317,7 +321,7 @@ class SummaryMemory:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""
         for state in self.layers.values():
             state.forget(self.position)
-        self._length = 0
+        self._length, self._ready = 0, None
 
     def select_samples(self, samples: Tensor) -> "SummaryMemory":
         """A copy whose samples are these of the batch, as beam search needs it. samples: (n,), integer."""

@@ -1,5 +1,8 @@
 """A token of a wrapped model as a CUDA graph: recorded once and repeated for later tokens, with interpreted kernels."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -19,7 +22,7 @@ OTHERS = ("mixtral", "gemma2", "gpt_oss")  # have windows or experts: kernels, b
 @pytest.fixture
 def tapes(monkeypatch):
     """Those made in place of CUDA graphs. There are kernels, and graphs, where a cache is on the CPU."""
-    monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda q: True)
+    monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda *_: True)
     monkeypatch.setattr(Graphs, "__init__", recording(Graphs.__init__))
     return tapes_of(monkeypatch)
 
@@ -78,6 +81,23 @@ def test_where_a_graph_would_be_wrong(tapes):
         kept = model.new_memory(tier=tier)
         model(ids, past_key_values=kept)
         assert replaying(model, kept, ids[:, :1]) is None
+
+
+def test_a_memory_is_freed_when_nobody_has_it(tapes):
+    """At once, and not when garbage is collected: it may hold most of a GPU's memory."""
+    model = new_model("llama3")
+    cache, ids = model.new_memory(), torch.zeros(1, START, dtype=torch.int64)
+    model(ids, past_key_values=cache)
+    read_on(model, cache, ids[:, :3])
+    assert tapes
+    keys = weakref.ref(cache.memory.layers[0].keys)
+    tapes.clear()
+    gc.disable()
+    try:
+        del cache
+        assert keys() is None
+    finally:
+        gc.enable()
 
 
 def test_a_graph_that_cannot_be_captured_is_done_without(tapes, monkeypatch):

@@ -233,7 +233,7 @@ def test_kernels_of_a_token(shape, monkeypatch):
     sinks = Sinks(torch.randn(caches * group, generator=generator)) if shape["first"] == 1 else None
 
     def read(memory, part, kernels, dtype):
-        monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda _: kernels and len(part) == 1)
+        monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda *_: kernels and len(part) == 1)
         given = (x[:, :, part].to(dtype) for x in (q, k, v))
         out = memory.attend(0, *given, scoring, sinks)
         memory.commit()
@@ -251,7 +251,7 @@ def test_kernels_of_a_token(shape, monkeypatch):
 
 def test_launches(monkeypatch):
     """Of kernels, the sorting and the copies, in a layer: of a chunk of whole blocks, and of a token."""
-    monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda _: True)
+    monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda *_: True)
     memory, counts = SummaryMemory(4, 3, window=8, dense=0), []
     q, k, v = (torch.randn(1, heads, 75, 8, dtype=torch.float16) for heads in (6, 2, 2))
     memory.expect(75)

@@ -199,7 +199,7 @@ def of_tiles(arch: int, dim: int, block_size: int, capped: bool) -> dict[str, Co
     used["block_shares"] = compiled(sparse.block_shares, shares, arch, torch.bfloat16)
     used["read_blocks"] = compiled(sparse.read_blocks, sizes, arch, torch.bfloat16)
     how = Reading(block_size, 512, 128, first=1, softcap=30.0 if capped else None)
-    options = token.constants(4, dim, how, turns, 128)
+    options = token.constants(4, dim, how, turns, 128) | {"ALL": False}
     used |= {kernel.__name__: compiled(kernel, options, arch, torch.bfloat16) for kernel in token.KERNELS}
     return used
 

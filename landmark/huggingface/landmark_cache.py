@@ -198,7 +198,7 @@ class LandmarkCache(Cache):
         """Forget everything: a new text begins."""
         self.layers = self._new_layers()
         self.memory.reset()
-        self._state = None
+        self._state = self.next_token = None
         self._forget()
 
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.memory.graphs import Graphs
+from landmark.memory.store.tiers import new_buffer
 from landmark.memory.summaries import SummaryMemory
 
 ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
@@ -25,16 +26,21 @@ class NextToken:
         self._ids = self._positions = torch.empty(0, dtype=torch.int64)
 
     def can_replay(self) -> bool:
-        """Whether nobody would notice that Python does not run: the modules are the same, without hooks and dropout."""
+        """Whether nobody would notice that Python does not run: no hook, no dropout, no adapter to be switched."""
         modules = [of_module() for of_module in self._modules]
         hooked = any(x is None or x._forward_hooks or x._forward_pre_hooks or x.training for x in modules)
+        hooked = hooked or any(hasattr(x, "adapter_layer_names") for x in modules)
         return not hooked and all(of_weight() is not None for of_weight in self._weights)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copied cache makes its own."""
 
     def read(self, forward: Callable[..., Any], cache: LandmarkCache, ids: Tensor) -> Tensor:
         """Logits (B, 1, vocabulary) after the tokens (B, 1). forward: of the original model."""
         with cache.reading(ids, 1, ids.device) as positions:
             if len(self._ids) != len(ids):
-                self._ids, self._positions = ids.clone(), positions.clone()
+                like = {"dtype": ids.dtype, "device": ids.device}
+                self._ids, self._positions = new_buffer(*ids.shape, **like), new_buffer(*positions.shape, **like)
             self._ids.copy_(ids)
             self._positions.copy_(positions)
             static = self._ids, self._positions

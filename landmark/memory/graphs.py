@@ -39,8 +39,9 @@ class Graphs:
             return self._aside(read)
         if (captured := self._graphs[kind]) is None:
             graph, stream = torch.cuda.CUDAGraph(), _side_stream(self.device)
+            current = torch.cuda.stream(torch.cuda.current_stream(self.device))  # comes back after an error too
             try:
-                with _ASIDE, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                with _ASIDE, current, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                     out = read()
             except RuntimeError as error:
                 self.captures = False

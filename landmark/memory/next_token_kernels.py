@@ -119,12 +119,12 @@ def read_keys(
     Q, Keys, Values, Chosen, Turns, Position, Parts, Lse, q_b, q_h, c_c, c_t, w_c, w_t, heads, count, splits,
     scale, softcap, GROUP: tl.constexpr, ROWS: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, PAIRS: tl.constexpr,
-    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Attention of a group's queries to a part of what they read: chosen blocks (C, count), and the last tokens.
 
-    count 0: all keys are read. PAIRS: as above, for chosen blocks, which get the `count` + 1 places before the window.
-    Parts: (splits, C, GROUP, D), Lse: (splits, C, GROUP), in units of log 2, float32.
+    ALL: all keys are read, and `count` is 0. PAIRS: as above, for chosen blocks, which get the `count` + 1 places
+    before the window. Parts: (splits, C, GROUP, D), Lse: (splits, C, GROUP), in units of log 2, float32.
     """
     split, cache = tl.program_id(0), tl.program_id(1).to(tl.int64)
     position = tl.load(Position)
@@ -137,7 +137,7 @@ def read_keys(
     running = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    near = tl.where(count == 0, 0, far * L)
+    near = 0 if ALL else far * L
     steps = count + tl.cdiv(position + 1 - near, SEGMENT)
     each = tl.cdiv(steps, splits)
     if PAIRS:
@@ -223,6 +223,7 @@ def read(q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, how: Re
     strides = *q.stride()[:2], *text.keys.stride()[:2], *text.values.stride()[:2]
     scoring = caches // len(q), count, splits, how.scale, how.softcap or 0.0
     sizes = constants(group, q.shape[3], how, turns, count, exact=q.dtype == torch.float32)
+    sizes |= {"ALL": chosen is None}
     _launch(read_keys, (splits, caches), *given, *strides, *scoring, **sizes)
     merging, rows = merge_constants(q.shape[3]) | {"WEIGHTED": False, "MASKED": False, "SPLITS": splits}, caches * group
     _launch(merged_splits, (-(-rows // merging["M"]),), parts, lse, out, out, out, rows, **merging)
@@ -241,7 +242,11 @@ def constants(
     sizes |= {"L": how.block_size, "SEGMENT": padded(how.block_size), "WINDOW": how.window, "FIRST": how.first}
     sizes |= {"NEWEST": how.k, "PAIRS": 0 if turns is None else turns.shape[2], "CAPPED": how.softcap is not None}
     sizes["LISTED"] = triton.next_power_of_2(max(1, listed))
-    return sizes | {"PRECISION": "ieee" if exact else "tf32", "num_warps": 8 if dim > 128 else 4, "num_stages": 2}
+    return sizes | {
+        "PRECISION": "ieee" if exact else "tf32",
+        "num_warps": 8 if dim > 128 else 4,
+        "num_stages": 1 if dim > 128 else 2,
+    }
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], q: Tensor, *arguments: Any, **sizes: Any) -> None:

@@ -130,6 +130,7 @@ class MemorySettings:
         together, in_groups = not self.granularity.startswith("per_token_and_"), self.granularity == GRANULARITIES[1]
         return [
             ("max_blocks", blocks is not None and blocks < max(k, 1), few),
+            ("k", not k and not has_landmarks, "without landmarks at least one block is read beside the window"),
             ("rerank", rerank is not None and rerank < k, few),
             ("rerank", rerank is not None and not has_landmarks, "looks again at landmarks' choice, and here are none"),
             ("first", self.first > k, f"is more than retrieval.k={k}, of which they are a part"),

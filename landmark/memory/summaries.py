@@ -113,10 +113,10 @@ class SummaryMemory:
             tier, folder: where keys and values lie, as of `Store`.
             observer: called with a `Retrieval` whenever a layer attends.
         """
-        if block_size < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
+        if block_size < 1 or k < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
                 f"block_size={block_size}, k={k}, window={window}, first={first}, dense={dense}: must be at least 1, "
-                "0, 0, 0 to k, and 0"
+                "1, 0, 0 to k, and 0"
             )
         self.window = -(-window // block_size) * block_size
         self.block_size, self.dense, self.observer = block_size, dense, observer

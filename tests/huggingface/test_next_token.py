@@ -1,5 +1,6 @@
 """A token of a wrapped model as a CUDA graph: recorded once and repeated for later tokens, with interpreted kernels."""
 
+import copy
 import gc
 import weakref
 
@@ -75,6 +76,9 @@ def test_where_a_graph_would_be_wrong(tapes):
     hook.remove()
     assert replaying(model.train(), cache, ids[:, :1]) is None
     assert replaying(model.eval(), cache, ids[:, :1]) is not None
+    model.model.layers[0].mlp.adapter_layer_names = ("lora_A",)  # as PEFT's layers: may be switched between tokens
+    assert replaying(model, cache, ids[:, :1]) is None
+    del model.model.layers[0].mlp.adapter_layer_names
     with torch.autocast("cpu"):
         assert replaying(model, cache, ids[:, :1]) is None
     for tier in ("cpu", "disk"):
@@ -88,8 +92,11 @@ def test_a_memory_is_freed_when_nobody_has_it(tapes):
     model = new_model("llama3")
     cache, ids = model.new_memory(), torch.zeros(1, START, dtype=torch.int64)
     model(ids, past_key_values=cache)
+    with torch.inference_mode():
+        model(ids[:, :1], past_key_values=cache)
     read_on(model, cache, ids[:, :3])
     assert tapes
+    assert copy.deepcopy(cache.next_token) is None  # a CUDA graph cannot be copied
     keys = weakref.ref(cache.memory.layers[0].keys)
     tapes.clear()
     gc.disable()

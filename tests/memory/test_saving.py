@@ -339,6 +339,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
             {"window": 9, "scorer": "mean_key", "rerank": 8},
             "rerank=8: looks again at landmarks' choice, and here are none",
         ),
+        ({"window": 9, "scorer": "mean_key", "k": 0}, "retrieval.k=0: without landmarks at least one block is read"),
         ({"window": 9}, "retrieval.scorer=landmark: the text has no landmarks"),
         ({"window": 9, "scorer": "mean_key", "cutoff": 0.1}, "cmt.cutoff=0.1: the text has no landmarks"),
     ],

@@ -191,7 +191,7 @@ def all_kernels(
 
 def of_tiles(arch: int, dim: int, block_size: int, capped: bool) -> dict[str, Compiled]:
     """The kernels for tiles of ℓ queries, and for a token, of 4 heads that share keys, in half precision, by name."""
-    turns = torch.empty(1, 2, dim // 2) if capped else None
+    turns = torch.empty(1, dim // 2, 2) if capped else None
     used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size, turns)
     sizes |= {"CAPPED": capped, "LISTED": 128}
     sizes |= {"TILE": block_size, "L": block_size, "GROUP": block_size, "WINDOW": 512}

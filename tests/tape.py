@@ -42,10 +42,15 @@ class Tape(TorchDispatchMode):
             yield
 
     @property
-    def launches(self):
-        """Calls of kernels, and of operators that are neither views nor make room."""
+    def operators(self):
+        """Names of the kernels and operators that are no views."""
         names = [name_of(func) for func, *_ in self.calls if not getattr(func, "is_view", False)]
-        return sum("view" not in name and not name.startswith(("empty", "new_empty")) for name in names)
+        return [name for name in names if "view" not in name]
+
+    @property
+    def launches(self):
+        """Of these, such as do more than to make room."""
+        return [name for name in self.operators if not name.startswith(("empty", "new_empty"))]
 
     def replay(self):
         self.replays += 1

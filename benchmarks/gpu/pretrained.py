@@ -52,9 +52,9 @@ def filled(model: Any, context: int) -> Any:
     cache = model.new_memory()
     cache.expect(context + ROOM)
     for layer, (keys, values) in enumerate(keys_of(model, context)):
-        cache.ids = torch.zeros(1, context, dtype=torch.int64, device=keys.device)
         state = cache.memory.layers[layer] = cache.memory.new_layer(keys)
         state.write(0, keys[0], values[0], context + ROOM, 0)
+    cache.ids = torch.zeros(1, context, dtype=torch.int64, device=model.device)
     cache.memory.position = context
     return cache
 

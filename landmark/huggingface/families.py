@@ -16,6 +16,7 @@ FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3"),
     *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "gpt_neox", "gpt_oss", "llama4_text"),
 )
+ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"

@@ -210,14 +210,13 @@ class LandmarkModel(_Base):
         cache.check_model(self, is_token=columns == 1)
         self._check_reading()
         with torch.no_grad(), cache.reading_all(batch, columns):
-            is_token = columns == 1 and not hidden and not kwargs and bool(mask.all())
-            next_token = replaying(self, cache, ids) if is_token else None
-            if next_token is None:
-                reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
-                outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
-            else:
+            next_token = replaying(self, cache, ids) if columns == 1 and not hidden and not kwargs else None
+            if next_token is not None and bool(mask.all()):
                 logits = next_token.read(super().forward, cache, ids)
                 outputs = CausalLMOutputWithPast(logits=logits, past_key_values=cast(Any, cache))
+            else:
+                reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
+                outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
         logits = cast(Tensor, outputs.logits)
         if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):
             raise UserError("the logits are not finite: numbers of float16 overflow, load it in bfloat16 or float32")

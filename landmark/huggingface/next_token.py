@@ -9,12 +9,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from landmark.huggingface.families import ROUTED
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.memory.graphs import Graphs
 from landmark.memory.store.tiers import new_buffer
 from landmark.memory.summaries import SummaryMemory
-
-ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
 
 
 class NextToken:

@@ -15,13 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
-from landmark.memory.reading_kernels import merge_constants, merged_splits
+from landmark.attention.fused.tuning import on_device_of, padded
+from landmark.memory.reading_kernels import merge_constants, merged_splits, splits_of
 from landmark.memory.sparse_attention import Reading, Text
 from landmark.memory.sparse_attention_kernels import lag_of, list_of, of_products, turned
 
 BLOCKS = 64  # whose means a program scores
-MOST_SPLITS = 64  # programs that share the keys of one cache
 
 
 @triton.jit
@@ -176,9 +175,8 @@ KERNELS = append, scores_of_means, largest_shares, read_keys
 def store(k: Tensor, v: Tensor, text: Text, position: Tensor, how: Reading) -> None:
     """Write keys and values (B, H_kv, 1, d) to the text, and the mean of a block that is complete with them.
 
-    position: (), int64, on the device.
+    position: (), int64, on the device. The numbers of a head lie side by side, here and below.
     """
-    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
     strides = [x.stride(n) for x in (k, v, *text[:3]) for n in (0, 1)]
     _launch(append, (len(text.keys),), k, v, *text[:3], position, *strides, k.shape[1], **constants(1, k.shape[3], how))
 
@@ -186,7 +184,7 @@ def store(k: Tensor, v: Tensor, text: Text, position: Tensor, how: Reading) -> N
 def choose(q: Tensor, text: Text, position: Tensor, how: Reading) -> Tensor:
     """The blocks (C, k), in no order, that a token chooses; more than k must be far.
 
-    q: (B, H, 1, d), numbers of a head side by side.
+    q: (B, H, 1, d).
     """
     caches, blocks = text.means.shape[:2]
     group, parts = q.shape[0] * q.shape[1] // caches, -(-blocks // BLOCKS)
@@ -194,7 +192,7 @@ def choose(q: Tensor, text: Text, position: Tensor, how: Reading) -> Tensor:
         q.new_empty(shape, dtype=torch.float32)
         for shape in ((caches, group, blocks), (caches, group, parts), (caches, blocks))
     )
-    placed, turns = (text.means, scores) if text.placed is None or text.turns is None else (text.placed, text.turns)
+    placed, turns = (text.means, scores) if text.turns is None else (text.placed, text.turns)
     sizes, grid = constants(group, q.shape[3], how, text.turns, parts), (parts, caches)
     strides = *q.stride()[:2], *text.means.stride()[:2]
     scoring = caches // len(q), blocks, parts, how.scale, how.softcap or 0.0
@@ -207,7 +205,7 @@ def choose(q: Tensor, text: Text, position: Tensor, how: Reading) -> Tensor:
 def read(q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, how: Reading) -> tuple[Tensor, Tensor]:
     """Attention (B, H, 1, d) of a token to the blocks that it chose, and to its last tokens; or to all keys.
 
-    q: as of `choose`. chosen: (C, k); None: all keys are read. Returns also log-sum-exps (splits, B·H), in units of
+    q: (B, H, 1, d). chosen: (C, k); None: all keys are read. Returns also log-sum-exps (splits, B·H), in units of
     log 2, whose log-sum-exp is that of all that is read.
     """
     (caches, capacity), group = text.keys.shape[:2], q.shape[0] * q.shape[1] // len(text.keys)
@@ -216,7 +214,7 @@ def read(q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, how: Re
     if chosen is not None:
         count, listed, turns = chosen.shape[1], chosen, text.turns
         steps = count + how.window // how.block_size + 1
-    splits = max(1, min(steps // 2, 2 * _processors(q.device) // caches, MOST_SPLITS))
+    splits = splits_of(steps, caches, q.device)
     parts = q.new_empty(splits, caches * group, q.shape[3], dtype=torch.float32)
     lse, out = parts.new_empty(parts.shape[:2]), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     given = q, *text[:2], listed, lse if turns is None else turns, position, parts, lse
@@ -240,7 +238,7 @@ def constants(
     """
     sizes = {"GROUP": group, "ROWS": padded(group), "D": dim, "BLOCK_D": padded(dim), "BLOCKS": BLOCKS}
     sizes |= {"L": how.block_size, "SEGMENT": padded(how.block_size), "WINDOW": how.window, "FIRST": how.first}
-    sizes |= {"NEWEST": how.k, "PAIRS": 0 if turns is None else turns.shape[2], "CAPPED": how.softcap is not None}
+    sizes |= {"NEWEST": how.k, "PAIRS": 0 if turns is None else turns.shape[1], "CAPPED": how.softcap is not None}
     sizes["LISTED"] = triton.next_power_of_2(max(1, listed))
     return sizes | {
         "PRECISION": "ieee" if exact else "tf32",
@@ -254,7 +252,3 @@ def _launch(kernel: Any, grid: tuple[int, ...], q: Tensor, *arguments: Any, **si
     names = {*kernel.arg_names, "num_warps", "num_stages"}
     with on_device_of(q):
         kernel[grid](q, *arguments, **{name: size for name, size in sizes.items() if name in names})
-
-
-def _processors(device: torch.device) -> int:
-    return 4 if is_interpreted() else torch.cuda.get_device_properties(device).multi_processor_count

@@ -61,7 +61,7 @@ def attend_to_retrieved_blocks(
     options = read_constants(keys.shape[1], dim, rotated_queries.dtype, shared=shared)
     ages = ages if shared else ages.expand(-1, -1, queries, -1)
     tiles = -(-queries // options["M"])
-    splits = _splits(count, tiles * heads * batch, out.device)
+    splits = splits_of(count, tiles * heads * batch, out.device)
     parts = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
     lse = parts if splits == 1 else parts.new_empty(parts.shape[:-1])
     of_queries = out if weight is None else weight, out if selected is None else selected
@@ -87,7 +87,7 @@ def attend_to_retrieved_blocks(
     return out
 
 
-def _splits(count: int, programs: int, device: torch.device) -> int:
+def splits_of(count: int, programs: int, device: torch.device) -> int:
     """Programs that share `count` blocks where there are so many programs without that."""
     if is_interpreted():
         return 1

@@ -46,7 +46,7 @@ class MemorySettings:
     rerank: int | None = setting(
         None,
         key="retrieval.rerank",
-        about="blocks with the best scores, of which k are taken by their tokens too "
+        about="with landmarks: blocks with the best scores, of which k are taken by their tokens too "
         "([why](beyond_the_paper.md#a-second-look))",
     )
     first: int = setting(0, key="retrieval.first", least=0, about="without landmarks: first blocks, always among the k")

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention.plain import attention_forward, merged
+from landmark.attention.rotary import rotary_factors
 from landmark.attention.scoring import capped
 
 GATHERED = {"cpu": 1 << 19}  # numbers of keys gathered together: on a CPU as many as fit into its cache
@@ -229,10 +230,9 @@ def means_in_place(means: Tensor, first: int, moves: Moves, how: Reading) -> Ten
 
 
 def turns_of(frequencies: Tensor, blocks: int, block_size: int) -> Tensor:
-    """Cosines and sines (blocks, 2, pairs), float32, of the angles by which keys turn in 0, 1, 2, … blocks."""
-    positions = torch.arange(blocks, device=frequencies.device, dtype=torch.float64) * block_size
-    angles = positions[:, None] * frequencies.double()
-    return torch.stack([angles.cos(), angles.sin()], 1).float()
+    """Cosines and sines (blocks, pairs, 2), float32, of the angles by which keys turn in 0, 1, 2, … blocks."""
+    positions = torch.arange(blocks, device=frequencies.device) * block_size
+    return torch.view_as_real(rotary_factors(positions, 2 * len(frequencies), frequencies, torch.float32))
 
 
 def _shares(scores: Tensor, seen: Tensor | None, asks: Tensor | None) -> Tensor:

@@ -42,14 +42,14 @@ def _scores(q, k, scale, softcap, CAPPED: tl.constexpr):
 def turned(X, Turns, at, d, mask, blocks, LATER: tl.constexpr, PAIRS: tl.constexpr):
     """Keys or queries in float32, as if they stood so many blocks later (1) or earlier (-1) in the text.
 
-    Turns: (blocks, 2, PAIRS). at: of the numbers, in the shape of d.
+    Turns: (blocks, PAIRS, 2). at: of the numbers, in the shape of d.
     """
-    pair, turns = d % PAIRS, d < 2 * PAIRS
+    turns, of_pair = d < 2 * PAIRS, Turns + (blocks * PAIRS + d % PAIRS) * 2
     partner = tl.where(turns, tl.where(d < PAIRS, PAIRS, -PAIRS), 0)
     x = tl.load(X + at, mask=mask, other=0.0).to(tl.float32)
     other = tl.load(X + at + partner, mask=mask, other=0.0).to(tl.float32)
-    cos = tl.load(Turns + blocks * 2 * PAIRS + pair, mask=turns, other=1.0)
-    sin = tl.load(Turns + blocks * 2 * PAIRS + PAIRS + pair, mask=turns, other=0.0)
+    cos = tl.load(of_pair, mask=turns, other=1.0)
+    sin = tl.load(of_pair + 1, mask=turns, other=0.0)
     return x * cos + other * tl.where(d < PAIRS, -LATER * sin, LATER * sin)
 
 
@@ -122,7 +122,7 @@ def list_of(Chosen, count, LISTED: tl.constexpr):
 
 @triton.jit
 def lag_of(block, listed, far, count):
-    """By how many blocks a chosen block, of those before the first `far`, is read as if it stood before the window."""
+    """The place of a chosen block, in blocks before the window: 1 is the nearest. far: blocks before the window."""
     rank = tl.sum((listed < block).to(tl.int64), axis=0)
     return count - rank + tl.where(far - block > count, 1, 0)
 
@@ -224,17 +224,8 @@ def read(q: Tensor, text: Text, chosen: Tensor, start: int, how: Reading) -> tup
     options = tile_constants(q.shape[2], q.shape[3], how.block_size, text.turns)
     with on_device_of(q):
         read_blocks[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](
-            *(
-                q,
-                keys,
-                values,
-                chosen.contiguous(),
-                lse if text.turns is None else text.turns,
-                out,
-                lse,
-                *keys.stride()[:2],
-                *values.stride()[:2],
-            ),
+            *(q, keys, values, chosen.contiguous(), lse if text.turns is None else text.turns, out, lse),
+            *(*keys.stride()[:2], *values.stride()[:2]),
             *(chosen.shape[2], q.shape[2], start, how.scale, how.softcap or 0.0),
             **options,
             **{"TILE": how.tile, "GROUP": how.group, "WINDOW": how.window, "L": how.block_size},
@@ -250,7 +241,7 @@ def _computable(x: Tensor) -> Tensor:
 
 def tile_constants(rows: int, dim: int, keys: int, turns: Tensor | None) -> dict[str, int]:
     """Compile-time constants for tiles of so many rows and heads of `dim` numbers. keys: read in one step."""
-    pairs, wide = 0 if turns is None else turns.shape[2], dim > 128
+    pairs, wide = 0 if turns is None else turns.shape[1], dim > 128
     part = max(LEAST, min((32 if pairs else 64) if wide else 128, triton.next_power_of_2(rows)))
     options = {"num_warps": 8 if part * dim > 64 * 64 else 4, "num_stages": 2 if pairs and wide else 3}
     return {"D": dim, "BLOCK_D": padded(dim), "ROWS": part, "SEGMENT": padded(keys), "PAIRS": pairs} | options

@@ -231,8 +231,8 @@ class SummaryMemory:
 
     def has_token_kernels(self, device: torch.device) -> bool:
         """Whether kernels read the next token in all layers that have read something, which are on this device."""
-        keys = [(state, state.keys) for state in self.layers.values()]
-        return bool(keys) and all(x.device == device and self._by_kernels(state, x, x) for state, x in keys)
+        layers = self.layers.values()
+        return bool(layers) and all(x.keys.device == device and self._by_kernels(x, x.keys, x.keys) for x in layers)
 
     def _turns(self, device: torch.device) -> Tensor | None:
         """`landmark.memory.sparse_attention.turns_of` as many blocks as there is room for; None: no key turns."""
@@ -268,7 +268,7 @@ class SummaryMemory:
         if self._ready != self.position:
             self.ready_for_token()
         state, position = self.layers[layer], self._positions[q.device]
-        q = q if q.stride(3) == 1 else q.contiguous()
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
         how = replace(self._reading, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
         _, _, is_far, moves = next(self._parts(layer, self.position, 1, how, q.device.type))
         text = Text(*state.tensors)

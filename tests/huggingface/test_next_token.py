@@ -24,16 +24,14 @@ OTHERS = ("mixtral", "gemma2", "gpt_oss")  # have windows or experts: kernels, b
 def tapes(monkeypatch):
     """Those made in place of CUDA graphs. There are kernels, and graphs, where a cache is on the CPU."""
     monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda *_: True)
-    monkeypatch.setattr(Graphs, "__init__", recording(Graphs.__init__))
+    monkeypatch.setattr("landmark.huggingface.next_token.Graphs", recording)
     return tapes_of(monkeypatch)
 
 
-def recording(made):
-    def made_for_tapes(self, device):
-        made(self, device)
-        self.captures = True
-
-    return made_for_tapes
+def recording(device):
+    graphs = Graphs(device)
+    graphs.captures = True
+    return graphs
 
 
 def new_model(name):

@@ -48,7 +48,7 @@ CASES = all_pairs(
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_kernels_read_what_the_other_backends_do(case, monkeypatch, new_memory_is_nan):
-    monkeypatch.setattr(reading_kernels, "_splits", lambda *_: case["splits"])
+    monkeypatch.setattr(reading_kernels, "splits_of", lambda *_: case["splits"])
     chunks = [blocks * (case["block_size"] + 1) + tokens for blocks, tokens in case["chunks"]]
     q, k, v, cmt = texts(sum(chunks), case["heads"], case["batch"], case["dim"])
     names = "block_size", "k", "max_blocks", "granularity", "mapping"

@@ -53,15 +53,15 @@ class Asked(_Body):
     """What both kinds of completions have. document: is read before the prompt."""
 
     model: Text | None = None
-    max_tokens: int | None = Field(None, description="-1: as many as the server allows")
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(None, strict=True, description="-1: as many as the server allows")
+    max_completion_tokens: int | None = Field(None, strict=True)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, strict=True)
     min_p: float = Field(0.0, ge=0, lt=1)
     repetition_penalty: float = Field(1.0, gt=0)
     stop: Text | list[Text] = []
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, strict=True)
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None

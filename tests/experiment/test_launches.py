@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from landmark.config import to_config
+from landmark.config import Config, to_config
 from landmark.config.saved import trained_with, write_launch
 from landmark.experiment.jobs import find_run, with_settings_of_run
 from landmark.experiment.plan import GPU, Machine, describe, disk, row_cost, run_cost
@@ -153,6 +153,13 @@ def test_a_run_is_named_or_those_that_are_there(output, monkeypatch, tmp_path_fa
     (output / "runs" / "transformer-pg19-nano-eaaa").mkdir()
     with pytest.raises(UserError, match="run=aaa: is the end of several runs, .* has landmark-.*-aaa, transf.*-eaaa"):
         find_run("aaa", output)
+
+
+def test_the_latest_run_of_inspect_is_one_that_has_blocks(output):
+    os.utime(output / "runs" / "transformer-pg19-nano-ccc" / "config.json", (2e9, 2e9))  # as after quickstart
+    for task, name in (("generate", "transformer-pg19-nano-ccc"), ("inspect", "landmark-stdlib-nano-bbb")):
+        config = Config(task=task, run="latest", output=str(output))
+        assert with_settings_of_run(config, []).run == str(output / "runs" / name)
 
 
 def test_the_settings_of_a_run_need_not_be_typed_but_for_those_of_reading_it(output):

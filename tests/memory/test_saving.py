@@ -237,6 +237,15 @@ def cut(folder):
     (folder / HASHES).write_text("".join(lines[:-1]))
 
 
+def cut_end(folder):
+    (folder / HASHES).write_text((folder / HASHES).read_text()[:-1])
+
+
+def grow(name):
+    """A file that a hash would need minutes for; its hole takes no disk."""
+    return lambda folder: os.truncate(folder / name, 1 << 40)
+
+
 AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
 
 
@@ -262,6 +271,13 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
         (changed(lose_landmarks), {}, "layer-1.safetensors is missing or damaged .*landmarks"),
         (lambda folder: (folder / "memory.json").unlink(), {}, "holds no saved memory: memory.json is missing"),
         (lambda folder: (folder / HASHES).unlink(), {}, r"memory\.sha256 does not exist: save the memory again"),
+        (cut_end, {}, r"memory\.sha256 is damaged, its last line is cut: save the memory again"),
+        (
+            grow("layer-1.safetensors"),
+            {},
+            r"layer-1\.safetensors is 1099511627776 bytes long, not \d+: save the memory",
+        ),
+        (grow("memory.json"), {}, r"memory\.json .*: save the memory again"),
         (cut, {}, r"memory\.sha256 is damaged, it has no hash of memory\.json"),
     ],
 )

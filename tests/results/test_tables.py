@@ -12,7 +12,8 @@ from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
 from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference
-from tests.results.made_up import beside_the_papers
+from tests.configurations import row_record
+from tests.results.made_up import beside_the_papers, composed
 
 WRITTEN = Path(__file__).parent / "written"
 CASES = {  # by the file that holds the table, and begins with its experiment: some of its rows, and overrides
@@ -148,3 +149,15 @@ def test_papers_of_the_same_settings_twice_are_refused(configure, make_record, p
     record = make_record(configure("model=transformer"), "a", 10.0)
     with pytest.raises(UserError, match="2 rows with the same settings"):
         build("t", {"a": [record]}, [*published, *published])
+
+
+def test_a_trial_is_marked_and_compared_with_nothing():
+    """Not with the paper, with other rows, or in words."""
+    config, found = composed("table1_pg19")
+    records = {row.name: [row_record(row.configs[0], row.name, 16.0 + number)] for number, row in enumerate(found)}
+    for is_trial in (False, True):
+        table = build("table1_pg19", records, read_paper("table1_pg19"), config.compare, trial=is_trial)
+        said = bool(table.comparisons), table.published, any(row.difference for row in table.rows)
+        assert said == (not is_trial,) * 3
+        assert table.header.startswith("a trial, whose numbers say nothing: table1_pg19") is is_trial
+        assert ("WORSE" in render.as_text(table)) is not is_trial

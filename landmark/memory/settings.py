@@ -145,6 +145,11 @@ class MemorySettings:
             ("cutoff", self.cutoff and not has_landmarks, "the text has no landmarks, and no context miss token"),
             ("dense", self.dense is not None and has_landmarks, without),
             ("granularity", not has_landmarks and not in_groups, "without landmarks set per_token_and_group"),
+            (
+                "granularity",
+                not alone and self.scorer == "recent",
+                "the last blocks are the same for all, leave it out",
+            ),
             ("max_blocks", blocks is not None and not has_landmarks, "without landmarks all keys are kept"),
         ]
 

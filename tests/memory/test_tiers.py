@@ -41,7 +41,8 @@ OPTIONS = {
 }
 OF_FAISS = {"tier": TIERS, "max_blocks": [None], "granularity": ["per_token_and_head"], "dtype": [torch.float32]}
 OF_FAISS |= {"scorer": ["landmark", "second look"], "index": ["faiss"]}
-CASES = all_pairs(OPTIONS, lambda case: case["scorer"] != "second look" or case["granularity"] == "per_token_and_head")
+ALONE = ("second look", "recent")  # for each query and head
+CASES = all_pairs(OPTIONS, lambda case: case["scorer"] not in ALONE or case["granularity"] == "per_token_and_head")
 CASES += all_pairs(OPTIONS | OF_FAISS)
 
 

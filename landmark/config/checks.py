@@ -64,13 +64,8 @@ def _asks_pass_keys(config: Config) -> bool:
     return config.data.name in SYNTHETIC or config.eval.task == "passkey"
 
 
-def _is_trained_here(config: Config) -> bool:
-    return not config.model.as_is and (config.run is None or config.task == "train")
-
-
 def _has_seed(config: Config) -> bool:
-    is_drawn = config.task in ("generate", "chat") or config.retrieval.scorer == "random"
-    return _is_trained_here(config) or is_drawn or config.eval.retriever is not None
+    return not config.model.as_is or config.retrieval.scorer == "random" or config.eval.retriever is not None
 
 
 def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
@@ -90,7 +85,8 @@ _OF_OURS = (
 
 _SHAPE = ("model.num_layers", "model.num_heads", "model.head_dim", "model.mlp_dim")
 
-# Keys that a row may not set itself where they have no effect; rows that share one may.
+# Keys that a row may not set itself where they have no effect; rows that share one may. Not how much is trained and
+# evaluated, which a command may say of all that it could need.
 READ_BY = (
     _of_kind("landmark", "retrieval", "cmt", "positions", "model.block_size", "memory.load", "memory.save"),
     _of_kind("landmark", *(key for key in _OF_MEMORY if key.startswith("memory.") and key != "memory.window")),
@@ -98,12 +94,7 @@ READ_BY = (
     Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
     _of_kind("transformer_xl", "model.window", "model.cache"),
     Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
-    Read(
-        ("train", "trainer.compile", "data.repeats", "data.tasks", "data.passkeys", "model.lora_rank"),
-        "a model that is trained",
-        _is_trained_here,
-    ),
-    Read(("seed", "seeds"), "a training, or what is drawn", _has_seed),
+    Read(("seeds",), "a training, or what is drawn", _has_seed),
     Read(
         ("train.micro_batch",),
         "a larger train.batch_size, of which it is a part",
@@ -114,9 +105,6 @@ READ_BY = (
     Read(("data.needles",), "data=passkey or eval.task=passkey", _asks_pass_keys),
     Read(("tokenizer.vocab_size",), "tokenizer=gpt2", lambda c: c.tokenizer.name == "gpt2"),
     Read(("tokenizer.file",), "tokenizer=gpt2 or pretrained", lambda c: c.tokenizer.name not in ("bytes", "code")),
-    Read(("eval.tokens",), "perplexity on text", lambda c: _reads_spans(c) or c.eval.tokens is None),
-    Read(("eval.generated",), "an eval.task of questions, or data=passkey", _is_prompted),
-    Read(("eval.prompts",), "an eval.task, or data=passkey", lambda c: not _reads_spans(c)),
     Read(
         ("retrieval", "memory", "positions.mapping", "cmt.cutoff"),
         "a text that is read with a memory",

@@ -275,7 +275,7 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
         (
             grow("layer-1.safetensors"),
             {},
-            r"layer-1\.safetensors is 1099511627776 bytes long, not \d+: save the memory",
+            r"layer-1\.safetensors is damaged, 1099511627776 bytes long, not \d+: save the memory",
         ),
         (grow("memory.json"), {}, r"memory\.json .*: save the memory again"),
         (cut, {}, r"memory\.sha256 is damaged, it has no hash of memory\.json"),

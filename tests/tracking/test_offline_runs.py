@@ -38,7 +38,14 @@ def offline(books, tmp_path_factory):
         said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
         (sentences / "a.txt").write_text("".join(map(said.format, range(300))))
         found = ("data=documents", f"data.path={sentences}", *text[:1], *text[2:])
-        run_task(*found, "eval.prompts=2", "eval.task=rank_by_landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
+        run_task(
+            *found,
+            "eval.prompts=2",
+            "eval.task=rank_by_landmark",
+            "eval.length=64",
+            "eval.local=64",
+            "eval.tokens=null",
+        )
         run_task(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
     runs = read_offline(output)
     kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}

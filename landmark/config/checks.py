@@ -173,9 +173,7 @@ def check(config: Config) -> None:
     if config.model.name == "":
         raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
     if config.model.name is not None and config.tokenizer.name != "pretrained":
-        raise UserError(
-            f"tokenizer={config.tokenizer.name}: {config.model.name} knows the ids of its own alone, leave it"
-        )
+        raise UserError(f"tokenizer={config.tokenizer.name}: {config.model.name} has its own, leave tokenizer out")
     if (own := config.model.architecture) is not None and "." not in own:
         find_extension("landmark.models", own, "Model", key="model.architecture")
     if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
@@ -260,9 +258,7 @@ def _check_training(config: Config) -> None:
         landmarks = math.ceil(train.length / (block_size + 1))
         earlier = (train.length + block_size - 1) // (block_size + 1)  # blocks, where the first one is cut
         if train.k and max(train.k) > earlier:
-            raise UserError(
-                f"train.k={train.k}: a query of train.length={train.length} has at most {earlier} to choose"
-            )
+            raise UserError(f"train.k={train.k}: train.length={train.length} has {earlier} earlier blocks at most")
     room = train.length - landmarks + 1  # one token more than the window has is predicted
     if repeats is not None and room < 2 * SHORTEST_REPEAT:
         raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")

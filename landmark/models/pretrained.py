@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -20,6 +21,7 @@ from landmark.huggingface.families import head_dim
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import check_folder, open_model, readable
 from landmark.huggingface.wrapping import without_landmarks
+from landmark.models import head_loss
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -46,6 +48,7 @@ class Pretrained(LanguageModel):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.config = _shape(self.bare)
+        self._scales = False  # whether logits are known to be other than products with the head's weight
 
     @property
     def has_adapters(self) -> bool:
@@ -91,8 +94,35 @@ class Pretrained(LanguageModel):
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         settings = {} if batch.phase is None else {"phase": batch.phase}
-        logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
-        yield summed_loss(logits, batch.targets, batch.weights)
+        hidden = None
+        if batch.targets.numel() * self.config.vocab_size > head_loss.AT_ONCE:
+            hidden = self._before_head(input_ids=batch.tokens, use_cache=False, **settings)
+        if hidden is None:
+            logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
+            yield summed_loss(logits, batch.targets, batch.weights)
+        else:
+            weight = self.bare.get_output_embeddings().weight
+            yield head_loss.head_loss(hidden, weight, batch.targets, batch.weights)
+
+    def _before_head(self, **windows: Any) -> Tensor | None:
+        """Hidden states (B, T, D) whose products with the head's weight are the logits; None: they are not all."""
+        head, seen = self.bare.get_output_embeddings(), []
+
+        def of_last(_: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
+            seen.extend(hidden)
+            return (hidden[0][:, -1:],)
+
+        if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor) or self._scales:
+            return None
+        hooks = head.register_forward_pre_hook(of_last), head.register_forward_hook(lambda *given: seen.append(given[2]))
+        try:
+            logits = self.model(**windows).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        hidden, products = seen
+        self._scales = logits is not products  # it divides them, or caps them
+        return None if self._scales else hidden
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:
         """Merge adapters, and write the files of transformers, each whole or not at all, config.json last."""

@@ -30,6 +30,7 @@ from landmark.huggingface import LandmarkModel, wrap
 from landmark.huggingface import load as load_wrapped
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.models import decoder_config, save
+from landmark.models import head_loss as parts
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
 from landmark.models.pretrained import Pretrained, load_pretrained, start_from, weights_sha256
@@ -123,6 +124,42 @@ def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
     found = torch.cat([model(chunk, memory=memory) for chunk in ids.split(20, 1)], 1)
     expected = wrapped(ids, past_key_values=wrapped.new_memory(k=2), local=20).logits
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "lora_rank", "in_parts"),
+    [
+        ("llama", None, True),
+        ("gemma", None, True),  # its head is the embedding
+        ("gemma", 2, False),  # of which one row is trained beside the weight
+        ("llama", 2, True),
+        ("granite", None, False),  # divides its logits
+        ("phi", None, False),  # its head has a bias
+    ],
+)
+def test_losses_of_many_logits_in_parts_are_those_of_all(family, lora_rank, in_parts, tmp_path, monkeypatch):
+    make_model(family).save_pretrained(tmp_path)
+    model = start_from(str(tmp_path), shape(), lora_rank=lora_rank)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    config = make_config("landmark")
+    data = WindowDataModule(make_corpus(tmp_path / "data"), TOKENIZER, config)
+    batch, called = data.training.batch(0), []
+    head_loss = parts.head_loss
+    monkeypatch.setattr(parts, "head_loss", lambda *given: called.append(given) or head_loss(*given))
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def found():
+        ((loss, count),) = model.window_losses(batch)
+        return loss, count, *torch.autograd.grad(loss, trained)
+
+    whole = found()
+    assert not called
+    monkeypatch.setattr(parts, "AT_ONCE", 1000)
+    for got, right in zip(found(), whole, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+    assert bool(called) == in_parts
 
 
 @pytest.mark.parametrize("lora_rank", [None, 2])

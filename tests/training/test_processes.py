@@ -101,7 +101,7 @@ def test_layers_of_transformers_are_the_units_and_their_weights_gathered_elsewhe
             assert torch.equal(tensor, state[name])
 
 
-@pytest.mark.parametrize("experiment", ["finetune_llama", "table1_pg19"])
+@pytest.mark.parametrize("experiment", ["table1_pretrained", "table1_pg19"])
 def test_the_preset_composes(experiment):
     config = to_config(compose_conf([f"+experiment={experiment}", "trainer=fsdp"]))
     check(config)

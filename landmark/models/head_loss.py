@@ -76,9 +76,7 @@ class _HeadLoss(torch.autograd.Function):
         return *(None if x is None else x.mul_(gradients[0]) for x in of_both), None, None
 
 
-def _of_few(
-    logits: Tensor, targets: Tensor, scale: Tensor, need_gradients: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_few(logits: Tensor, targets: Tensor, scale: Tensor, need_gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
     """scale · loss of each row of logits (N, V), ids (K,) in order, and the gradients (N, K) of their logits."""
     log_sum_exp, largest = _of_all(logits, scale.dtype)
     own = targets.clamp(min=0)

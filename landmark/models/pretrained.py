@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
-from landmark.huggingface.families import head_dim
+from landmark.huggingface.families import check_model, head_dim
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import check_folder, open_model, readable
 from landmark.huggingface.wrapping import without_landmarks
@@ -114,7 +114,10 @@ class Pretrained(LanguageModel):
 
         if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor) or self._scales:
             return None
-        hooks = head.register_forward_pre_hook(of_last), head.register_forward_hook(lambda *given: seen.append(given[2]))
+        hooks = (
+            head.register_forward_pre_hook(of_last),
+            head.register_forward_hook(lambda *given: seen.append(given[2])),
+        )
         try:
             logits = self.model(**windows).logits
         finally:
@@ -148,13 +151,26 @@ def size_of(name: str) -> tuple[int, int, DecoderConfig]:
 
     name: its folder, or its name on the hub. Raises UserError where none is.
     """
-    check_folder(folder := folder_of(name))
-    with readable(name, "model"), torch.device("meta"):
-        said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
+    model = _without_weights(name)
+    with readable(name, "model"):
         ends = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
         total = sum(parameter.numel() for parameter in model.parameters())
         return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
+
+
+@functools.cache
+def check_landmarks(name: str) -> None:
+    """Raise UserError where a model cannot have landmarks. name: its folder, or its name on the hub."""
+    if not isinstance(model := _without_weights(name), LandmarkModel):
+        check_model(model)
+
+
+@functools.cache
+def _without_weights(name: str) -> Any:
+    check_folder(folder := folder_of(name))
+    with readable(name, "model"), torch.device("meta"):
+        said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:

@@ -407,6 +407,17 @@ def test_a_row_reads_what_another_trains(launch, capsys):
     assert rows["folder"]["id"] != rows["tuned"]["id"]
 
 
+def test_a_model_that_cannot_have_landmarks_is_refused_before_another_row_trains(launch, tmp_path):
+    save_model(folder := tmp_path / "windows")
+    said = json.loads((folder / "config.json").read_text())
+    said |= {"model_type": "mistral", "sliding_window": 16, "architectures": ["MistralForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(said))
+    rows = "+rows={plain: 'model=pretrained_base model.as_is=false', landmark: 'model=pretrained_landmark'}"
+    with pytest.raises(UserError, match="every layer has a sliding window of 16"):
+        launch(rows, f"output={tmp_path}", name=folder)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):
     launch(LISTED, "task=train")
     said = capsys.readouterr().out

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from landmark.config.schema import POSITION_BIN, memory_settings
 from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
-from landmark.models.head_loss import IN_CACHE
 from landmark.memory.retrievals import RATES, Observer, with_rates
+from landmark.models.head_loss import IN_CACHE
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import mean_and_error
 

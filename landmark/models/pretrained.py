@@ -109,8 +109,11 @@ class Pretrained(LanguageModel):
         head, seen = self.bare.get_output_embeddings(), []
 
         def of_last(_: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
-            seen.extend(hidden)
+            seen.append(hidden[0])
             return (hidden[0][:, -1:],)
+
+        def products(_: nn.Module, hidden: tuple[Tensor], found: Tensor) -> None:
+            seen.append(found)
 
         if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor) or self._scales:
             return None
@@ -123,8 +126,8 @@ class Pretrained(LanguageModel):
         finally:
             for hook in hooks:
                 hook.remove()
-        hidden, products = seen
-        self._scales = logits is not products  # it divides them, or caps them
+        hidden, of_head = seen
+        self._scales = logits is not of_head  # it divides them, or caps them
         return None if self._scales else hidden
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:

@@ -110,7 +110,7 @@ def test_a_landmark_can_begin_as_the_beginning_of_text(folder):
     assert torch.equal(embeddings["beginning"][token], embeddings["beginning"][BEGINNING])
     assert torch.equal(embeddings[None], embeddings["mean"])
     assert not torch.allclose(embeddings[None][token], embeddings["beginning"][token])
-    with pytest.raises(UserError, match="the tokenizer begins no text with"):
+    with pytest.raises(UserError, match="the tokenizer has no beginning of text"):
         build(dataclasses.replace(settings, landmark_from="beginning"), PretrainedTokenizer(make_tokenizer()), start="")
 
 

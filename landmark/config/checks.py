@@ -60,7 +60,7 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
 _OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "landmark_from", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
 _OF_OURS = (
     *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -83,11 +83,7 @@ _NEEDED = (
     Read(("eval.task",), "model=landmark", _can_have_task),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
-    Read(
-        ("model.as_is", "model.dtype", "model.lora_rank", "model.landmark_from"),
-        "a model that model.name gives",
-        lambda c: not _is_ours(c),
-    ),
+    Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",

@@ -60,10 +60,7 @@ def build(model: "ModelConfig", tokenizer: Any, cmt: bool = False, start: str | 
         return _started_from(load(start), config, start).train()
     from landmark.models.pretrained import start_from
 
-    inner, like = getattr(tokenizer, "inner", None), None
-    if model.landmark_from == "beginning" and (like := getattr(inner, "bos_token_id", None)) is None:
-        raise UserError("model.landmark_from=beginning: the tokenizer has no beginning of text, leave it out")
-    return start_from(start, config, model.lora_rank, inner, like)
+    return start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None))
 
 
 def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> LanguageModel:

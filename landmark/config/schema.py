@@ -77,9 +77,6 @@ class ModelConfig:
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
     alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
     masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
-    # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
-    fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
-    levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none

@@ -186,17 +186,14 @@ class Decoder(LanguageModel):
             reading = MemorySettings().updated(settings)
             if reading.cutoff and not config.cmt:
                 raise UserError(f"{reading.shown('cutoff')}: this model has no context miss token")
-            memory = memory_of(config.landmarks.block_size, reading, **self.memory_objects(reading) | given)
+            objects = {"keys": self.keys, "gate": self.gate, "backend": config.backend} | given
+            memory = memory_of(config.landmarks.block_size, reading, **objects)
             assert isinstance(memory, Memory)
             memory.model = self.fingerprint
             return memory
         if config.recurrence is not None:
             return RecurrentMemory(config.recurrence.cache, keys=self.keys)
         return SinkMemory(**settings, keys=self.keys) if settings else None
-
-    def memory_objects(self, settings: MemorySettings) -> dict[str, Any]:
-        """What a memory with these settings has of the model: arguments of `memory_of`."""
-        return {"keys": self.keys, "gate": self.gate, "backend": self.config.backend}
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
         return UnlimitedMemory(tokens, keys=self.keys)

@@ -62,7 +62,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def extension_with(setting: str) -> Any:
-    """The module of `landmark.extensions` that reads a setting such as "model.fan_out". Raises UserError: none does."""
+    """The module of `landmark.extensions` that reads a setting such as "model.masked". Raises UserError: none does."""
     package = import_module("landmark.extensions")
     for found in pkgutil.iter_modules(package.__path__):
         module = import_module(f"{package.__name__}.{found.name}")

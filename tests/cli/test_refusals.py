@@ -101,7 +101,6 @@ data.repeats=[nan] → data.repeats=nan: must be a finite number
 positions=jumps positions.p_jump=0 → positions.p_jump=0: must be at least 1
 data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
-model=transformer model.fan_out=4 → model.fan_out=4: is for model=landmark
 train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
 train.k=[4] train.local=250 cmt=on → train.local=250: is for cmt=off and positions=standard
 model.backend=triton train.k=[4] → train.k=[4]: is for attention without fused kernels
@@ -199,7 +198,7 @@ seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 
 # Values out of the range or the choices of one setting, which the line names with what it must be.
 OUT_OF_RANGE = """
-train.weight_decay=-1 seeds=[0,-1] generate.top_p=0 generate.temperature=-1 train.steps=0 train.k=[4,0] model.fan_out=1
+train.weight_decay=-1 seeds=[0,-1] generate.top_p=0 generate.temperature=-1 train.steps=0 train.k=[4,0]
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
 train.final_lr=inf

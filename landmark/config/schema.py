@@ -117,7 +117,7 @@ class TrainConfig:
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
     k: list[int] | None = setting(None, least=1)  # landmark: earlier blocks that a query sees, drawn for each step
     # Read at a time, with a memory; null: all.
-    local: int | None = setting(None, least=1, kind="landmark", extension=True)
+    local: int | None = setting(None, least=1, kind="landmark")
     muon_lr: float | None = setting(None, above=0)  # of Muon, for matrices of linear layers; null: AdamW trains all
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)

@@ -48,7 +48,7 @@ class Memory:
     """
 
     cutoff: float = 0.0
-    has_gradient = False  # of `attend`; landmark/extensions/training_with_memory.py
+    has_gradient = False  # of a chunk's queries, keys and values in `attend`; blocks carry none
 
     def __init__(
         self,

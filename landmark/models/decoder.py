@@ -343,10 +343,16 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window. The keys and
-        values of earlier windows carry no gradient, so backward can be called on each loss before the next is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window, and a landmark model
+        with `batch.local` so many tokens at a time, with a memory. The keys and values of earlier windows carry no
+        gradient, so backward can be called on each loss before the next is computed.
         """
-        if self.config.recurrence is None:
+        if batch.local is not None:
+            memory = self.new_memory(k=batch.top_k)
+            assert isinstance(memory, Memory)
+            memory.has_gradient = True
+            yield from self.losses_of_chunks(batch, batch.local, memory)
+        elif self.config.recurrence is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
             yield self.loss(hidden, batch.targets, batch.weights)

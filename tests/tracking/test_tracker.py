@@ -119,7 +119,7 @@ def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatc
         if trouble == "gone":
             server.go_away()
 
-    config = configure(f"output={tmp_path}", "name=survival")
+    config = configure(f"output={tmp_path}")
     with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path / "run") as made:
         _, summary = run(make_config("transformer"), tmp_path, [*made, At(15, begin)])
     every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})

@@ -24,6 +24,7 @@ def reading(local: int, k: int, blocks: int | None, granularity: str = "per_toke
     return {"local": local, "blocks": blocks, "k": k, "granularity": granularity, **cutoff}
 
 
+WINDOW = reading(0, 1, None)  # read at once: nothing is retrieved
 SETTINGS = SIZES | {
     "rope_base": BASE,
     "tolerance": 1e-10,
@@ -80,9 +81,6 @@ class Query:
         where = self.controlled if controlled else self.free
         where.append((scores[-1], softmax(scores[:-1]) @ values[:-1]))
 
-    def miss(self, key: np.ndarray) -> None:
-        self.extra = rotated(key, -1) @ self.q
-
     def weights(self) -> np.ndarray:
         extra = [] if self.extra is None else [self.extra]
         outer = [*self.scores, *(gate for gate, _ in self.free), *extra]
@@ -97,66 +95,52 @@ class Query:
         return found
 
 
-# ---- attention of a layer: q, k, v (H, T, d), not rotated; cmt (H, d), key of the context miss token
+# ---- attention of a layer, (H, T, d): q, k, v (H, T, d), not rotated; cmt: (H, d), key of the context miss token
 
 
-def in_window(phase: int, controlled: np.ndarray | None = None) -> Callable[..., np.ndarray]:
-    """Landmark attention of a window whose first block lacks `phase` tokens. controlled: (blocks,) bool."""
-
-    def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, cmt: np.ndarray | None) -> np.ndarray:
-        places, out = np.arange(q.shape[1]), np.zeros_like(q)
-        q, k = rotated(q, places), rotated(k, places)
-        block, is_landmark = np.divmod(phase + places, WIDTH)[0], (phase + places) % WIDTH == BLOCK
-        for h, i in np.ndindex(q.shape[:2]):
-            query, own = Query(q[h, i]), (block == block[i]) & ~is_landmark & (places <= i)
-            query.see(k[h, own], v[h, own])
-            for b in range(block[i]):
-                tokens = block == b
-                if tokens.sum() > 1:  # a landmark at the window's start has no tokens
-                    query.block(k[h, tokens], v[h, tokens], controlled is not None and bool(controlled[b]))
-            if cmt is not None:
-                query.miss(cmt[h])
-            out[h, i] = query.output()
-        return out
-
-    return attend
+def continued(texts: dict, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """All keys and values of a layer with those of a chunk, which are kept, and where the chunk begins."""
+    before = texts.get(layer, (k[:, :0], v[:, :0]))
+    texts[layer] = np.concatenate([before[0], k], 1), np.concatenate([before[1], v], 1)
+    return *texts[layer], before[0].shape[1]
 
 
 class Reader:
-    """Attention of a text that is read chunk by chunk: retrieval, and stingy positions."""
+    """Attention of a text that is read chunk by chunk: retrieval, and stingy positions. A window is a single chunk.
 
-    def __init__(self, setting: dict, tied_layers: Sequence[int] = (0,)):
+    phase: tokens missing from its first block. controlled: (blocks,) bool, which of its landmarks are.
+    """
+
+    def __init__(self, setting: dict, tied_layers=(0,), phase: int = 0, controlled: np.ndarray | None = None):
         self.k, self.most, self.granularity = setting["k"], setting["blocks"], setting["granularity"]
         self.cutoff, self.tied_layers = setting.get("cutoff", 0.0), tied_layers
+        self.phase, self.controlled = phase, controlled
         self.texts: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of each layer, all keys and values so far
 
     def __call__(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, cmt: np.ndarray | None) -> np.ndarray:
-        before_k, before_v = self.texts.get(layer, (k[:, :0], v[:, :0]))
-        start = before_k.shape[1]
-        k, v = (np.concatenate(pair, 1) for pair in ((before_k, k), (before_v, v)))
-        self.texts[layer] = k, v
+        k, v, start = continued(self.texts, layer, k, v)
         fed = start // WIDTH  # blocks that are complete before the chunk
-        slots = min(fed, self.k + 1)
+        first, slots = fed * WIDTH, min(fed, self.k + 1)
         kept = [*range(max(0, fed - (self.most or fed)), fed)]
-        shift = (slots - fed) * WIDTH  # from places in the text to positions, for pending tokens and the chunk
-        q = rotated(q, shift + np.arange(start, k.shape[1]))
-        near = rotated(k[:, fed * WIDTH :], shift + np.arange(fed * WIDTH, k.shape[1]))
+        places = np.arange(first, k.shape[1])  # of pending tokens and the chunk
+        block, is_landmark = (self.phase + places) // WIDTH, (self.phase + places) % WIDTH == BLOCK
+        shift = (slots - fed) * WIDTH  # from places to positions
+        q, near = rotated(q, shift + places[start - first :]), rotated(k[:, first:], shift + places)
         chosen, out = self._choose(q, k, fed, slots, kept, layer in self.tied_layers), np.zeros_like(q)
         for h, i in np.ndindex(q.shape[:2]):
-            query, last = Query(q[h, i]), start + i - fed * WIDTH
-            own = last // WIDTH * WIDTH
-            normal = slice(own, min(last + 1, own + BLOCK))
-            query.see(near[h, normal], v[h, fed * WIDTH :][normal])
-            for first in range(0, own, WIDTH):
-                query.block(near[h, first : first + WIDTH], v[h, fed * WIDTH :][first : first + WIDTH])
+            query, last, values = Query(q[h, i]), start - first + i, v[h, first:]
+            own = (block == block[last]) & ~is_landmark & (places <= places[last])
+            query.see(near[h, own], values[own])
+            for b in range(fed, block[last]):
+                if (tokens := block == b).sum() > 1:  # a landmark at the window's start has no tokens
+                    query.block(near[h, tokens], values[tokens], self.controlled is not None and self.controlled[b])
             if cmt is not None:
-                query.miss(cmt[h])
+                query.extra = rotated(cmt[h], -1) @ query.q
             if cmt is None or query.weights()[-1] >= self.cutoff:
-                numbers = chosen[h][i]
-                for r, b in enumerate(numbers):
-                    slot = r if fed - b > self.k else r + slots - len(numbers)
-                    block = slice(b * WIDTH, (b + 1) * WIDTH)
-                    query.block(rotated(k[h, block], slot * WIDTH + np.arange(WIDTH)), v[h, block], cmt is not None)
+                for r, b in enumerate(chosen[h][i]):
+                    slot = r if fed - b > self.k else r + slots - len(chosen[h][i])
+                    stored = slice(b * WIDTH, (b + 1) * WIDTH)
+                    query.block(rotated(k[h, stored], slot * WIDTH + np.arange(WIDTH)), v[h, stored], cmt is not None)
             out[h, i] = query.output()
         return out
 
@@ -179,24 +163,21 @@ class Reader:
         return [[sorted(b for _, b in pairs) for pairs in rows] for rows in best]
 
 
-def recurrent(cache: int) -> Callable[..., np.ndarray]:
+class Recurrent:
     """Transformer-XL: a query sees the tokens before it in its window, and `cache` keys before the window."""
-    texts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, cmt: None) -> np.ndarray:
-        before_k, before_v = texts.get(layer, (k[:, :0], v[:, :0]))
-        start = before_k.shape[1]
-        k, v = (np.concatenate(pair, 1) for pair in ((before_k, k), (before_v, v)))
-        texts[layer], out, places = (k, v), np.zeros_like(q), np.arange(k.shape[1])
+    def __init__(self, cache: int):
+        self.cache, self.texts = cache, {}
+
+    def __call__(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, cmt: None) -> np.ndarray:
+        k, v, start = continued(self.texts, layer, k, v)
+        places, out = np.arange(k.shape[1]), np.zeros_like(q)
         q, keys = rotated(q, places[start:]), rotated(k, places)
         for h, i in np.ndindex(q.shape[:2]):
-            seen = slice(max(0, start - cache), start + i + 1)
-            query = Query(q[h, i])
+            seen, query = slice(max(0, start - self.cache), start + i + 1), Query(q[h, i])
             query.see(keys[h, seen], v[h, seen])
             out[h, i] = query.output()
         return out
-
-    return attend
 
 
 # ---- the decoder, of one sample
@@ -278,37 +259,45 @@ def draw(seed: int = 0) -> Arrays:
     return {name: x.astype(np.float16) for name, x in drawn.items()}
 
 
-def windows(weights: Arrays, cmt: Arrays, random: np.random.Generator) -> tuple[Arrays, Arrays]:
-    """Windows with each phase and their gradients; and with a context miss token, of which landmarks are controlled."""
-    found, of_cmt, layers = {}, {}, SIZES["n_layer"]
+def window_of(random: np.random.Generator, phase: int) -> np.ndarray:
+    """Ids (2, 23) with landmarks, of which the last block is incomplete."""
+    ids = random.integers(0, LANDMARK - 1, (2, 23))
+    ids[:, (phase + np.arange(23)) % WIDTH == BLOCK] = LANDMARK
+    return ids
+
+
+def windows(weights: Arrays, random: np.random.Generator) -> Arrays:
+    """Windows with each phase, their losses and gradients."""
+    found = {}
     for phase in (0, 3, BLOCK):
-        ids = random.integers(0, LANDMARK - 1, (2, 23))
-        ids[:, (phase + np.arange(23)) % WIDTH == BLOCK] = LANDMARK
+        ids = window_of(random, phase)
         after = np.where(np.roll(ids, -1, 1) == LANDMARK, np.roll(ids, -2, 1), np.roll(ids, -1, 1))
-        ends = 23 - 1 - (ids[0, -1] == LANDMARK)
-        has_loss = (ids != LANDMARK) & (np.arange(23) < ends) & (after != LANDMARK)
-        targets = np.where(has_loss, after, -1)
+        after[:, -1], after[ids == LANDMARK] = -1, -1  # no loss: the target is not in the window, or the input no token
 
-        def loss(given: Arrays, ids=ids, targets=targets, phase=phase) -> float:
-            logits = [logits_of(given, own, [in_window(phase)] * layers) for own in ids]
-            each = np.stack([losses(x, own) for x, own in zip(logits, targets)])
-            return float(each[targets >= 0].mean())
+        def read_window(given: Arrays, ids=ids, phase=phase) -> list[np.ndarray]:
+            return [logits_of(given, own, [Reader(WINDOW, phase=phase)] * SIZES["n_layer"]) for own in ids]
 
-        logits = [logits_of(weights, own, [in_window(phase)] * layers) for own in ids]
-        of_phase = {"tokens": ids, "targets": targets, "loss": np.array(loss(weights))}
+        def loss(given: Arrays, targets=after, read_window=read_window) -> float:
+            each = [losses(x, own) for x, own in zip(read_window(given), targets)]
+            return float(np.stack(each)[targets >= 0].mean())
+
+        of_phase = {"tokens": ids, "targets": after, "loss": np.array(loss(weights))}
         for name in ("transformer.h.0.ln_1.weight", "transformer.h.1.ln_1.weight"):
             of_phase[f"grad_{name}"] = by_differences(loss, weights, name)
-        found |= {f"train_phase{phase}_{name}": x for name, x in (of_phase | predictions("", logits, ids)).items()}
-    ids = random.integers(0, LANDMARK - 1, (2, 23))
-    ids[:, BLOCK::WIDTH] = LANDMARK
-    of_cmt["train_tokens"] = ids
-    some = random.random((2, layers, 23 // BLOCK + 1)) < 0.5
+        of_phase |= predictions("", read_window(weights), ids)
+        found |= {f"train_phase{phase}_{name}": x for name, x in of_phase.items()}
+    return found
+
+
+def windows_with_cmt(weights: Arrays, random: np.random.Generator) -> Arrays:
+    """Windows of which the context miss token controls no landmark, some, drawn for each layer, or all."""
+    ids, some = window_of(random, 0), random.random((2, SIZES["n_layer"], 23 // BLOCK + 1)) < 0.5
+    found = {"train_tokens": ids, "train_some_controlled_mask": some}
     for name, mask in {"none": some & False, "some": some, "all": some | True}.items():
-        logits = [
-            logits_of(cmt, own, [in_window(0, each) for each in controlled]) for own, controlled in zip(ids, mask)
-        ]
-        of_cmt |= predictions(f"train_{name}_controlled_", logits, ids)
-    return found, of_cmt | {"train_some_controlled_mask": some}
+        attends = [[Reader(WINDOW, controlled=of_layer) for of_layer in of_sample] for of_sample in mask]
+        logits = [logits_of(weights, own, attend) for own, attend in zip(ids, attends)]
+        found |= predictions(f"train_{name}_controlled_", logits, ids)
+    return found
 
 
 def by_differences(loss: Callable[[Arrays], float], weights: Arrays, name: str, step: float = 1e-5) -> np.ndarray:
@@ -342,29 +331,25 @@ def make() -> dict[str, Arrays]:
     cmt = {name: x.astype(np.float64) for name, x in stored.items()}
     weights = {name: x for name, x in cmt.items() if not name.startswith("rem_token")}
     raw = random.integers(0, LANDMARK - 1, (2, 46))
-    of_landmark, of_cmt = windows(weights, cmt, random)
-    of_plain = predictions("plain_", [logits_of(weights, own, [recurrent(len(own))] * layers) for own in raw], raw)
+    of_landmark = {"tokens": raw} | windows(weights, random)
     for name, setting in SETTINGS["memory_settings"].items():
         of_landmark |= predictions(f"memory_{name}_", [read(weights, own, setting) for own in raw], raw)
+    of_cmt = {"tokens": raw} | windows_with_cmt(cmt, random)
     for name, setting in SETTINGS["cmt_settings"].items():
         of_cmt |= predictions(f"memory_{name}_", [read(cmt, own, setting) for own in raw], raw)
-    for name, setting in SETTINGS["xl_settings"].items():
-        attends = [[recurrent(setting["cache"])] * layers for _ in raw]
-        cuts = range(0, raw.shape[1], size := setting["window"])
-        logits = [
-            np.concatenate([logits_of(weights, own[cut : cut + size], attend) for cut in cuts])
-            for own, attend in zip(raw, attends)
-        ]
-        of_plain |= predictions(f"xl_{name}_", logits, raw)
+    of_plain, recurrences = {"tokens": raw}, {"plain": {"window": raw.shape[1], "cache": 0}}
+    recurrences |= {f"xl_{name}": setting for name, setting in SETTINGS["xl_settings"].items()}
+    for name, setting in recurrences.items():
+        logits = []
+        for own in raw:
+            attends, cuts = [Recurrent(setting["cache"])] * layers, range(0, len(own), setting["window"])
+            parts = [logits_of(weights, own[cut : cut + setting["window"]], attends) for cut in cuts]
+            logits.append(np.concatenate(parts))
+        of_plain |= predictions(f"{name}_", logits, raw)
     bare = {name: x for name, x in stored.items() if name in weights}
-    of_weights = {"landmark_weights": bare, "transformer_weights": bare, "cmt_weights": stored}
-    tokens = {"tokens": raw}
-    return of_weights | {
-        "landmark_expected": tokens | of_landmark,
-        "cmt_expected": tokens | of_cmt,
-        "layer_expected": layer(weights, random),
-        "transformer_expected": tokens | of_plain,
-    }
+    found = {"landmark_weights": bare, "transformer_weights": bare, "cmt_weights": stored}
+    found |= {"landmark_expected": of_landmark, "cmt_expected": of_cmt, "transformer_expected": of_plain}
+    return found | {"layer_expected": layer(weights, random)}
 
 
 if __name__ == "__main__":

@@ -132,19 +132,15 @@ RETRAIN = r"weights\.sha256.*: delete the folder and train again"
     ("damage", "said"),
     [
         (written(WEIGHTS, lambda old: old[:-4096] + bytes(4096)), r"is damaged, its SHA-256 differs .*\.sha256: dele"),
-        (written(WEIGHTS, lambda _: b""), "model.safetensors is damaged"),
         (written(WEIGHTS, lambda _: None), r"model\.safetensors does not exist"),
         *((written(HASHES, lambda _, new=new: new), RETRAIN) for new in (None, b"", b"0000")),
         (written(WEIGHTS, lambda _: save_tensors({"embedding.weight": torch.zeros(3, 3)}), True), "does not fit"),
         (poisoned(math.nan), r"the weight norm\.weight has values that are not finite"),
-        (poisoned(math.inf), r"the weight norm\.weight has values that are not finite"),
         (written(CONFIGURATION, lambda _: b"[]", True), r"config\.json"),
-        (written(CONFIGURATION, lambda _: b'{"kind": "l', True), r"config\.json"),
         (written(CONFIGURATION, lambda _: b"{}", True), r"config\.json.*kind"),
         (edited(num_layers="two"), r"config\.json"),
         (edited(colour="red"), r"model\.colour"),
         (edited(landmark_key="pooled"), "landmark_key=pooled"),
-        (edited(short_convolution=4), "model.short_convolution: there is no such setting"),
     ],
 )
 def test_damaged_and_changed_files_are_refused_in_one_line(folder, damage, said):

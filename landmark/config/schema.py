@@ -77,9 +77,6 @@ class ModelConfig:
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
     alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
     masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
-    # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
-    fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
-    levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
@@ -120,7 +117,7 @@ class TrainConfig:
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
     k: list[int] | None = setting(None, least=1)  # landmark: earlier blocks that a query sees, drawn for each step
     # Read at a time, with a memory; null: all.
-    local: int | None = setting(None, least=1, kind="landmark", extension=True)
+    local: int | None = setting(None, least=1, kind="landmark")
     muon_lr: float | None = setting(None, above=0)  # of Muon, for matrices of linear layers; null: AdamW trains all
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)

@@ -57,8 +57,8 @@ class LandmarkCache(Cache):
     In a padded batch `divide` puts samples of the same lengths into `groups`, each with a cache of its own; `memory` is
     then empty.
 
-    ids: (B, n), the text so far, without landmarks; empty in a padded batch. Those behind the tokens that the memory has
-    read are *unread*: the next call reads them too (`settle`). marks: places at which `fork` can begin, the ends of
+    ids: (B, n), the text so far, without landmarks; empty in a padded batch. Those behind the tokens that the memory
+    has read are *unread*: the next call reads them too (`settle`). marks: places at which `fork` can begin, the ends of
     whole chunks; None: none are made.
     """
 

@@ -51,7 +51,7 @@ class Memory:
 
     cutoff: float = 0.0
     is_rotated = False  # it assigns positions
-    has_gradient = False  # of `attend`; landmark/extensions/training_with_memory.py
+    has_gradient = False  # of a chunk's queries, keys and values in `attend`; blocks carry none
 
     def __init__(
         self,

@@ -86,12 +86,6 @@ def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(
     assert re.search(r"single: first copy \d\.\d{4} ± \S+, second copy \d\.\d{4} ± \S+, from its record", said)
 
 
-def test_experiments_of_one_sweep_share_a_training(work, here):
-    done = here("-m", "+experiment=table2_granularity,sweep_k_local", *work.common, "task=evaluate")
-    assert done.code == 0, done.err
-    assert sorted(work.trained) == ["landmark", "transformer", "transformer_xl"]
-
-
 def test_seeds_train_a_run_each(work, capsys):
     work("+experiment=quickstart", "data=pg19", "seeds=[0,1]")
     assert work.trained == ["landmark", "landmark", "transformer", "transformer"]
@@ -223,12 +217,3 @@ def test_task_table_reads_records_only_and_names_the_first_rows_that_are_missing
     assert "xl_2048" in said[said.index("have no record yet") :]
     assert "landmark_2048_k4 is better than plain_512" in said
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
-
-
-def test_one_row_is_evaluated_without_a_table(work):
-    work("+experiment=sweep_k_local", "row=k2_local150")
-    assert work.evaluated == ["k2_local150"]
-    assert not (work.output / "tables").exists()
-    work("+experiment=sweep_k_local")
-    assert len(work.evaluated) == 13
-    assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()

@@ -115,8 +115,9 @@ def test_an_error_while_unread_tokens_are_read_loses_nothing(wrapped, ids, monke
     answered = wrapped.generate(ids[:, :LENGTH], past_key_values=cache, max_new_tokens=9, do_sample=False)
     read, more = cache.get_seq_length(), ids[:, LENGTH:]
     whole = torch.cat([answered[:, :read], more], 1)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no memory"):
+    with monkeypatch.context() as patch:
         patch.setattr(cache.memory, "attend_in", Mock(side_effect=RuntimeError("no memory")))
-        after(wrapped, more, cache, stops=[more.shape[1]])
+        with pytest.raises(RuntimeError, match="no memory"):
+            after(wrapped, more, cache, stops=[more.shape[1]])
     assert torch.equal(cache.ids, answered[:, :read])
     same(after(wrapped, more, cache), after(wrapped, whole))

@@ -1,4 +1,3 @@
-import resource
 import subprocess
 import sys
 
@@ -25,19 +24,6 @@ def test_the_memory_of_the_parent_does_not_count():
     assert child < parent - 250e6
 
 
-def test_without_proc_the_peak_is_that_of_getrusage(monkeypatch):
-    def absent(path, *_, **__):
-        raise FileNotFoundError(path)
-
-    def largest() -> int:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("pathlib.Path.read_text", absent)
-    assert largest() <= peak_memory_bytes() <= largest()
-
-
 @pytest.mark.skipif(not LINUX, reason="cannot be reset elsewhere")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts the GPU's memory")
 def test_an_earlier_phase_does_not_count():
@@ -52,10 +38,7 @@ def test_an_earlier_phase_does_not_count():
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
-        ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA L40S", 362e12),
         ("NVIDIA L4", 121e12),
         ("cpu", None),
     ],

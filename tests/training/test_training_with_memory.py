@@ -5,7 +5,6 @@ import torch
 
 from landmark.attention import Grouped, Scoring, Sinks
 from landmark.attention.keys import Keys
-from landmark.extensions.training_with_memory import losses
 from landmark.models.language_model import summed_loss
 from landmark.utils.window_batch import WindowBatch
 from tests.configurations import changed
@@ -65,7 +64,7 @@ def test_the_losses_are_those_of_reading(options):
     """The memory has tensors without gradient only, so that each loss can go backward before the next one."""
     model, batch = tiny(changed(LANDMARK, **options)), batch_of_chunks()
     found, memory, read = [], model.new_memory(k=2), []
-    for loss, _ in losses(model, batch):
+    for loss, _ in model.window_losses(batch):
         loss.backward()
         found.append(loss.item())
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -8,12 +8,12 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from landmark.answering.answering import Answering
 from landmark.cli import reading as task
 from landmark.huggingface import LandmarkModel, wrap
-from landmark.serving.answering import Answering
 from landmark.utils.errors import UserError
+from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.huggingface.conftest import make_model
-from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
 from tests.workplace import run_task
 
 BOOK = "A heron stands in the water and waits. " * 20
@@ -73,8 +73,8 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
 def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
     answer = Answering.answer
 
-    def interrupted(self, ids, cache, own, sampling, generator, gone):
-        for number, piece in enumerate(answer(self, ids, cache, own, sampling, generator, gone)):
+    def interrupted(self, ids, *given):
+        for number, piece in enumerate(answer(self, ids, *given)):
             yield piece
             if number == 1 and len(ids) < 100:
                 task.signal.raise_signal(task.signal.SIGINT)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from landmark.answering.sampling import Sampling
 from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.models import DecoderConfig
-from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
 from tests.pairs import all_pairs, name_of
 from tests.saved import random_decoder
@@ -148,7 +148,7 @@ def test_the_landmark_is_never_generated():
         ([[-1]], {}, "prompt 0 has id -1 at 0, outside the vocabulary"),
         ([[1], [1, 2]], {"memory": Memory(5)}, "prompts of several lengths cannot continue one memory"),
         ([[1]], {"sampling": {"temperature": -1}}, "generate.temperature="),
-        ([[1]], {"sampling": {"top_k": 0}}, "generate.top_k="),
+        ([[1]], {"sampling": {"top_k": -1}}, "generate.top_k="),
         *(([[1]], {"sampling": {"top_p": p}}, "generate.top_p=") for p in (0.0, 1.5)),
     ],
 )

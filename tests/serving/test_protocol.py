@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from landmark.huggingface import LandmarkCache, wrap
-from landmark.serving.answering import Sampling
+from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.huggingface.conftest import FREE, SETTINGS, make_model
 from tests.serving.conftest import KEYS, Server
-from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -263,21 +262,3 @@ def test_health_schemas_and_preflights_need_no_key(server):
     assert [each.id for each in client.models.list()] == [client.models.retrieve("landmark").id] == ["landmark"]
     with pytest.raises(openai.NotFoundError, match="there is no model gpt/4: this server has landmark"):
         client.models.retrieve("gpt/4")
-
-
-@pytest.mark.parametrize(
-    ("changes", "drawn"),
-    [
-        ({}, {0, 1, 2, 3}),
-        ({"top_k": 2}, {2, 3}),
-        ({"min_p": 0.5}, {3}),
-        ({"top_p": 0.5}, {3}),
-        ({"temperature": 0.0}, {3}),
-        ({"temperature": 0.0, "repetition_penalty": 100.0}, {2}),
-    ],
-)
-def test_tokens_are_drawn_as_the_settings_say(changes, drawn):
-    sampling, scores = Sampling(1, **changes), torch.tensor([[-40.0, 0.5, 1.0, 2.0]])
-    scores = sampling.warpers()(torch.tensor([[3]]), scores)
-    possible = set(scores[0].isfinite().nonzero().flatten().tolist()) if sampling.draws else {int(scores.argmax())}
-    assert possible == drawn

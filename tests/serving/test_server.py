@@ -11,10 +11,11 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from landmark.answering import answering
+from landmark.answering.answer import Decoding
+from landmark.answering.answering import Answering
 from landmark.huggingface import PrefixCache
-from landmark.serving import answering
 from landmark.serving.__main__ import main
-from landmark.serving.answering import Answering, Decoding
 from tests.forked import wait_for
 from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
@@ -48,18 +49,29 @@ def test_completions_and_chats_are_the_models_own(server, model, tokenizer):
         assert server.ask(prompt, stop=expected[1:3]).choices[0].text == expected[: expected.find(expected[1:3])]
 
 
-def test_answers_are_sampled_by_default_and_wrong_keys_and_bodies_refused(server):
-    """OpenAI's default temperature is 1."""
+def test_answers_are_as_the_model_recommends_and_wrong_keys_and_bodies_refused(server, model, monkeypatch):
+    """Where it says nothing, greedy; another temperature than OpenAI's default of 1."""
     asked, create = {"model": "landmark", "prompt": "The heron", "max_tokens": 8}, server.client().completions.create
-    found = [create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
-    assert found[0] == found[1] == create(**asked, seed=1, temperature=1).choices[0].text
+    greedy = create(**asked, temperature=0).choices[0].text
+    assert {create(**asked, seed=seed).choices[0].text for seed in (1, 2, 3)} == {greedy}
+    found = [create(**asked, seed=seed, temperature=1).choices[0].text for seed in (1, 1, 2, 3, 4)]
+    assert found[0] == found[1]
     assert len(set(found)) > 1
+    for name, value in {"do_sample": True, "top_k": 4096}.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert [create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)] == found
+    assert create(**asked, seed=2, temperature=0).choices[0].text == greedy
     with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
         server.ask("Hello", "another-key")
     with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
         server.ask("x" * 5000)
     assert error.value.status_code == 413
-    assert server.http().post("/completions", content=iter([b"{}"])).status_code == 413, "of unknown length"
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    in_parts = {"content": iter([body[:9], body[9:]]), "headers": {"content-type": "application/json"}}
+    assert server.http().post("/completions", **in_parts).status_code == 200
+    large = server.http().post("/completions", content=iter([b"x" * 3000] * 2))
+    assert large.status_code == 413, "a body of unknown length is counted"
+    assert "more than 4,000 bytes" in large.json()["error"]["message"]
     refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
     assert refused.status_code == 401, "the body was read before the key"
 
@@ -99,7 +111,7 @@ def test_a_text_is_decoded_as_its_tokens_come(kind):
     ids = tokenizer(text * 3)["input_ids"]
     for count in range(1, len(ids) + 1):
         tokens, seen = [], [""]
-        decoding = Decoding(tokenizer, tokens)
+        decoding = Decoding(tokenizer.decode, tokens)
         for number, token in enumerate(ids[:count], 1):
             tokens.append(token)
             seen.append(decoding.text(whole=number == count))
@@ -111,7 +123,7 @@ def test_a_text_is_decoded_as_its_tokens_come(kind):
 def test_bytes_that_are_no_letters_are_shown_as_they_come():
     tokenizer, tokens, seen = make_tokenizer(), [], ""
     broken = tokenizer("🪶")["input_ids"][1]  # a byte in the middle of a letter
-    decoding = Decoding(tokenizer, tokens)
+    decoding = Decoding(tokenizer.decode, tokens)
     for number in range(1, 50):
         tokens.append(broken)
         seen = decoding.text(whole=False)

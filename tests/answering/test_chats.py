@@ -5,7 +5,7 @@ from tokenizers.processors import TemplateProcessing
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.utils.chats import Chats
+from landmark.answering.chats import Chats
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 

@@ -46,7 +46,7 @@ class Chats:
         self._special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         ids, bare = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
         self.beginning: list[int] = ids[: ids.index(bare[0])] if bare else []  # ids before a text, as the model expects
-        self.marks = next((marks for marks in REASONING if marks.closing in self.template.source), None)
+        self.marks = next((marks for marks in REASONING if any(mark in self.template.source for mark in marks)), None)
         shown = "".join(self.marks or ()) + ("<|start|><|end|>" if self.marks is CHANNELS else "")
         self._special_ids, self._marks_ids = set(special), {id for id, name in special.items() if name in shown}
 
@@ -55,7 +55,9 @@ class Chats:
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [*self.beginning, *ids] if begins else ids
 
-    def ids(self, messages: Messages, begins: bool = True, goes_on: bool = False, **settings: Any) -> list[int]:
+    def ids(
+        self, messages: Messages, begins: bool = True, goes_on: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Ids of messages up to the beginning of the answer. begins: nothing was read before. goes_on: the last message
         is the beginning of the answer. settings: of the template, as `enable_thinking`. Raises UserError as
         `Template.render`.
@@ -67,21 +69,21 @@ class Chats:
             return name
 
         protected = [{**each, "content": self._special.sub(replace, each["content"])} for each in messages]
-        text = self.text(protected, goes_on, **settings)
+        text = self.text(protected, goes_on, settings)
         if not self.template:
             return self.text_ids(_restored(text, words), begins)
         ids, count = self._ids_of_template(text, words), len(self.beginning)
         return ids[count:] if not begins and count and ids[:count] == self.beginning else ids
 
-    def text(self, messages: Messages, goes_on: bool = False, **settings: Any) -> str:
+    def text(self, messages: Messages, goes_on: bool = False, settings: Mapping[str, Any] | None = None) -> str:
         """The text of messages up to the beginning of the answer, as `ids`."""
         end = f"end{uuid.uuid4().hex}"
         if goes_on:
             messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{end} "}]
         if self.template:
-            text = self.template.render(messages, not goes_on, settings)
+            text = self.template.render(messages, not goes_on, settings or {})
         else:
-            self.template.check(settings)
+            self.template.check(settings or {})
             gaps = ["" if each["content"][:1].isspace() else " " for each in messages]  # an answer has its own
             lines = [f"{each['role']}:{gap}{each['content']}\n" for each, gap in zip(messages, gaps, strict=True)]
             text = "".join([*lines, "assistant:"])

@@ -138,7 +138,7 @@ class Conversation:
         from landmark.answering.answering import Gone
 
         answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
-        ids = [*self._before, *answering.chats.ids(messages, not self._before, **(self._settings.template or {}))]
+        ids = [*self._before, *answering.chats.ids(messages, not self._before, settings=self._settings.template)]
         answer = answering.new_answer(ids, True, self._stop)
         with _interruptible() as gone, answering.prefixes.using(ids) as self._cache:
             try:

@@ -140,7 +140,7 @@ class _Pretrained:
         for number, text in enumerate(texts):
             begins, is_prompt = not self._read and not number, self._config.prompt is not None and text is texts[-1]
             if is_prompt and settings is not None and chats.template:
-                found.append(chats.ids([{"role": "user", "content": text}], begins, **settings))
+                found.append(chats.ids([{"role": "user", "content": text}], begins, settings=settings))
             else:
                 found.append(self._answering.checked(chats.text_ids(text, begins)))
         return found

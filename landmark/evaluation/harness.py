@@ -133,7 +133,7 @@ class LandmarkLM(TemplateLM):
                 f"apply_chat_template: the tokenizer {self.tokenizer_name} has no template for chats; leave it out"
             )
         assert self._answering is not None
-        return self._answering.chats.text(chat_history, not add_generation_prompt, **self._template)
+        return self._answering.chats.text(chat_history, not add_generation_prompt, self._template)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text in nats: read once with a memory, else in windows of max_length."""

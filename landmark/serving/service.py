@@ -72,7 +72,7 @@ class Service:
             return self.answering.ids(asked.prompt, begins)
         assert isinstance(asked, Chat)
         messages, goes_on = [message.as_dict() for message in asked.messages], asked.continue_final_message
-        return self.answering.chats.ids(messages, begins, goes_on, **asked.chat_template_kwargs)
+        return self.answering.chats.ids(messages, begins, goes_on, asked.chat_template_kwargs)
 
     def _deltas(
         self,

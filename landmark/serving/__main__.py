@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_named
 
 DTYPES = "auto", "float32", "bfloat16", "float16"
-STOPPED = 3  # seconds after Ctrl-C in which running answers may end
+STOPPED = 10  # seconds after Ctrl-C in which running answers end: that of one step of the model
 
 
 def main() -> None:
@@ -52,7 +54,16 @@ def main() -> None:
         parser.exit(2, f"{error}\n")
     logging.basicConfig(format="%(levelname)s:     %(message)s")
     logging.getLogger("landmark").setLevel(logging.INFO)
-    uvicorn.run(app, host=given.host, port=given.port, timeout_graceful_shutdown=STOPPED)
+    server = uvicorn.Server(uvicorn.Config(app, given.host, given.port, timeout_graceful_shutdown=STOPPED))
+    end = server.handle_exit
+
+    def stop(number: int, frame: Any) -> None:
+        app.state.service.stop()  # or the server would wait for the answers that are made
+        end(number, frame)
+
+    server.handle_exit = stop
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
+        server.run()
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ async def chat_completions(asked: Chat, service: Serving, client: Client, reques
 
 
 async def _complete(asked: Asked, service: Service, client: str, request: Request) -> Any:
-    reading = Reading("a prompt")
+    reading = service.reading("a prompt")
 
     def complete() -> Any:
         response = service.complete(asked, client, reading)
@@ -119,7 +119,7 @@ async def put_document(name: str, service: Serving, client: Client, request: Req
         text = (await request.body()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"the document is not text in UTF-8 ({error.reason} at byte {error.start})") from error
-    reading = Reading(f"document {name}")
+    reading = service.reading(f"document {name}")
     add = lambda: service.add_document(client, name, text, reading)  # noqa: E731
     if stream:
         return Stream(reading, responses.events_of(add), is_document=True)
@@ -226,7 +226,9 @@ def answer_errors(app: FastAPI) -> None:
         return JSONResponse(responses.error(said), 400)
 
     @app.exception_handler(Gone)
-    def leave(_: Request, __: Gone) -> Response:
+    def leave(request: Request, _: Gone) -> Response:
+        if request.app.state.service.stopped:
+            return JSONResponse(responses.error(responses.STOPS, "server_error"), 503)
         return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from landmark.answering.answer import Answer, Delta
+from landmark.answering.answering import Gone
 from landmark.utils.errors import UserError
 
+STOPS = "the server stops"
 LOG = logging.getLogger(__name__)
 
 
@@ -53,11 +55,8 @@ class Response:
                 yield "".join(_data({**head, "choices": [choice]}) for choice in choices)
             if with_usage:
                 yield _data({**head, "choices": [], "usage": self.usage()})
-        except UserError as refused:
-            yield _data(error(str(refused), "server_error"))
-        except Exception:
-            LOG.exception("a streamed answer failed")
-            yield _data(error("the server failed", "server_error"))
+        except Exception as raised:
+            yield _failed(raised)
         yield "data: [DONE]\n\n"
 
     def usage(self) -> dict[str, Any]:
@@ -71,9 +70,18 @@ def events_of(work: Callable[[], dict[str, Any]]) -> Generator[str]:
     """The event of a result, or of an error."""
     try:
         yield _data(work())
-    except UserError as refused:
-        yield _data(error(str(refused), "server_error"))
+    except Exception as raised:
+        yield _failed(raised)
     yield "data: [DONE]\n\n"
+
+
+def _failed(raised: Exception) -> str:
+    """The event of an error."""
+    if isinstance(raised, Gone):
+        return _data(error(STOPS, "server_error"))
+    if not isinstance(raised, UserError):
+        LOG.error("a stream failed", exc_info=raised)
+    return _data(error(str(raised) if isinstance(raised, UserError) else "the server failed", "server_error"))
 
 
 def progress(read: int, tokens: int, is_document: bool) -> str:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Generator
 from pathlib import PurePath
 from typing import Any
@@ -24,12 +25,12 @@ SILENCE = 5.0  # seconds without a sign of life, in a stream and in the log
 
 
 class Reading:
-    """How far a text is read; called with tokens read, and in all. The log is told now and then. gone: set where the
-    client leaves.
+    """How far a text is read; called with tokens read, and in all. The log is told now and then. gone: set where nobody
+    waits any more, as the client has left.
     """
 
-    def __init__(self, what: str):
-        self.gone, self.read, self.tokens = threading.Event(), 0, 0
+    def __init__(self, what: str, gone: threading.Event):
+        self.gone, self.read, self.tokens = gone, 0, 0
         self._what, self._told = what, time.monotonic()
 
     def __call__(self, read: int, tokens: int) -> None:
@@ -46,7 +47,22 @@ class Service:
         self.settings, self.names = settings, (PurePath(name).name or name, name)
         self.answering = Answering(model, tokenizer, settings.reuse)
         self.memories = Memories(settings, model)
+        self.stopped, self._requests = False, weakref.WeakSet[threading.Event]()
         self._recommended = model.generation_config if settings.defaults == "model" else None
+
+    def reading(self, what: str) -> Reading:
+        """For a request. what: the text, in the log."""
+        gone = threading.Event()
+        if self.stopped:
+            gone.set()
+        self._requests.add(gone)
+        return Reading(what, gone)
+
+    def stop(self) -> None:
+        """End what is read and answered."""
+        self.stopped = True
+        for gone in list(self._requests):
+            gone.set()
 
     def check_model(self, asked: str | None) -> None:
         """Raise Missing for the name of another model."""

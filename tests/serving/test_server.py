@@ -1,23 +1,34 @@
 """The server over a real port, asked by the real client of OpenAI and by 32 clients at once."""
 
 import gc
+import json
+import logging
+import os
+import re
+import signal
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
 import pytest
 import tokenizers
+from fastapi.testclient import TestClient
 from transformers import PreTrainedTokenizerFast
 
 from landmark.answering import answering
 from landmark.answering.answer import Decoding
 from landmark.answering.answering import Answering
 from landmark.huggingface import PrefixCache
+from landmark.serving import app, service
 from landmark.serving.__main__ import main
-from tests.forked import wait_for
-from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
+from landmark.serving.app import make_app
+from landmark.serving.memories import ServerSettings
+from tests.forked import Started, free_port, wait_for
+from tests.huggingface.conftest import FREE, make_tokenizer, save_model, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
 
 pytestmark = pytest.mark.timeout(900)  # for a busy machine
@@ -207,3 +218,101 @@ def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, 
             wait_for(lambda: not made[0]._kept[0].in_use, 30)
     finally:
         gc.enable()
+
+
+def events(response):
+    """The events and comments of a stream, as they come."""
+    return (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+
+@pytest.fixture
+def slow(model, monkeypatch):
+    """A model that takes 0.1 s for each part of a text."""
+    forward = type(model).forward
+
+    def wait(self, *given, **named):
+        time.sleep(0.1)
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(app, "SILENCE", 0.25)
+    monkeypatch.setattr(service, "SILENCE", 0.25)
+    return model
+
+
+def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_path, caplog):
+    """Its headers come before anything is read; the log and the upload of a document say how far it is."""
+    text, tokens = "A heron waits. " * 16, 240
+    with caplog.at_level(logging.INFO), Server(slow, tokenizer, tmp_path) as running:
+        asked = {"json": {"prompt": text, "max_tokens": 2, "stream": True}}
+        with running.http().stream("POST", "/completions", **asked) as found:
+            assert found.headers["content-type"].startswith("text/event-stream")
+            first, *rest = events(found)
+        assert first.startswith(":")
+        assert any(each.endswith(f"of {tokens} tokens read") for each in [first, *rest])
+        assert [json.loads(each)["choices"][0]["finish_reason"] for each in rest if each.startswith("{")][
+            -1
+        ] == "length"
+        assert rest[-1] == "[DONE]"
+        put = {"content": text.encode()[::-1], "params": {"stream": "true"}}
+        with running.http().stream("PUT", "/documents/book", **put) as found:
+            *progress, document, end = events(found)
+        assert json.loads(document) == {"id": "book", "object": "document", "tokens": tokens}
+        assert end == "[DONE]"
+        read = [json.loads(each) for each in progress]
+        assert all(each["object"] == "document.progress" for each in read)
+        assert 0 < max(each["read"] for each in read) < max(each["tokens"] for each in read) == tokens
+        with running.http().stream("PUT", "/documents/-", **put) as found:
+            assert "a name has 1 to 64" in next(events(found))
+    assert re.search(rf"document book: \d+ of {tokens} tokens read", caplog.text)
+
+
+def test_ctrl_c_ends_running_answers(model, tokenizer, tmp_path):
+    """Of the command itself, which then ends without a traceback."""
+    folder, port = save_model(tmp_path / "model", model, tokenizer), free_port()
+    words = ["-m", "landmark.serving", str(folder), f"--port={port}", "--tokens=1000000", "--dtype=float32"]
+    server = Started(words, tmp_path, {**os.environ, "LANDMARK_API_KEY": KEYS[0]})
+    url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {KEYS[0]}"}
+    with ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: answers(f"{url}/health") or not server.process.is_alive())
+        body = {"prompt": "A", "max_tokens": 1_000_000, "temperature": 0}
+        given = {"headers": headers, "timeout": 100}
+        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body, **given)
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, **given) as streamed:
+            events_ = events(streamed)
+            next(events_)
+            os.kill(server.process.pid, signal.SIGINT)
+            *_, error, end = events_
+        assert json.loads(error)["error"]["message"] == "the server stops"
+        assert end == "[DONE]"
+        assert (whole.result().status_code, whole.result().json()["error"]["type"]) == (503, "server_error")
+    done = server.wait()
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def answers(url):
+    with suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+
+
+def test_the_model_has_the_name_with_which_the_server_was_started(model, tokenizer, tmp_path):
+    names = "somebody/heron-1b", "heron-1b", "", None
+    settings = ServerSettings(tmp_path, KEYS)
+    with TestClient(make_app(model, tokenizer, settings, names[0])) as client:
+        client.headers["Authorization"] = f"Bearer {KEYS[0]}"
+        for name in names:
+            found = client.post("/v1/completions", json={"prompt": "A", "max_tokens": 1, "model": name})
+            assert found.json()["model"] == "heron-1b"
+        assert client.get(f"/v1/models/{names[0]}").json()["id"] == "heron-1b"
+        assert client.post("/v1/completions", json={"prompt": "A", "model": "heron"}).status_code == 404
+
+
+def test_help_shows_every_limit_with_its_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["landmark.serving", "--help"])
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().out
+    for name, default in {"dtype": "auto", "tokens": 4096, "body": 16 << 20, "defaults": "model"}.items():
+        assert re.search(rf"--{name} [^-]*\(default: {default}\)", said)

@@ -12,6 +12,7 @@ from landmark.answering.answering import Answering
 from landmark.cli import reading as task
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
 from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.huggingface.conftest import make_model
 from tests.workplace import run_task
@@ -127,3 +128,53 @@ def test_a_question_goes_through_the_models_template(ask):
         else:
             assert out == said + "\n" or len(prompt) > len(BOOK)
         assert f"{ids.shape[1]} tokens read" in err
+
+
+@pytest.mark.parametrize(("encoding", "errors"), [("utf-8", "strict"), ("ascii", "surrogateescape")])
+def test_bytes_that_are_no_text_are_one_line_and_the_talk_is_saved(ask, monkeypatch, encoding, errors):
+    """In locales of UTF-8 and of C, whose Python has half characters in place of odd bytes."""
+
+    def typed(content):
+        given = io.TextIOWrapper(io.BytesIO(content), encoding=encoding, errors=errors)
+        monkeypatch.setattr(io, "StringIO", lambda _: given)
+
+    typed(b"caf\xe9?\nCaf\xc3\xa9?\n")
+    out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}")
+    assert [len(line) for line in out.splitlines()] == [5]
+    assert err.count("the question: is not text in UTF-8 (byte 0xe9 at character 3)\n") == 1
+    chat = read_json(ask.folder / "talk" / task.CHAT, {"messages": list})["messages"]
+    assert [each["content"] for each in chat] == ["Café?", out.strip()]
+    typed(b"caf\xe9?")
+    with pytest.raises(UserError, match="prompt_file=-: is not text in UTF-8 .byte 0xe9 at character 3"):
+        ask("task=generate", "prompt_file=-")
+
+
+def test_a_question_that_the_template_refuses_is_one_line_and_the_talk_goes_on(ask):
+    template = "{% if messages[-1].content == 'No?' %}{{ raise_exception('rude') }}{% endif %}" + CHATML
+    (ask.folder / "model" / "chat_template.jinja").write_text(template)
+    out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}", questions="Who?\nNo?\nWhere?\n")
+    assert len(out.splitlines()) == 2
+    assert err.count("refuses them (rude)\n") == 1
+    chat = read_json(ask.folder / "talk" / task.CHAT, {"messages": list})["messages"]
+    assert [each["content"] for each in chat[::2]] == ["Who?", "Where?"]
+
+
+def test_an_answer_ends_and_is_drawn_as_the_models_generation_config_says(ask):
+    """In `task=generate` as in the chat. One setting switches its sampling off, others change it."""
+    asked = "task=generate", "prompt=Who?", "generate.tokens=20"
+    config = ask.folder / "model" / "generation_config.json"
+    saved, (greedy, _) = read_json(config), ask(*asked)
+    letter = greedy[4]
+    ends = [ask.tokenizer.eos_token_id, *ask.tokenizer(letter)["input_ids"]]
+    write_json(config, {**saved, "eos_token_id": ends})
+    until = greedy[: greedy.index(letter)] + "\n"
+    assert ask(*asked)[0] == until
+    assert ask("task=chat", "generate.tokens=20", questions="Who?\n")[0] == until
+    write_json(config, {**saved, "do_sample": True, "temperature": 100.0, "top_k": 200})
+    drawn = [ask(*asked, f"seed={seed}")[0] for seed in (1, 1, 2, 3)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+    of_chat = [ask("task=chat", "generate.tokens=20", f"seed={seed}", questions="Who?\n")[0] for seed in (1, 2, 3)]
+    assert len(set(of_chat)) > 1
+    for setting in ("defaults=greedy", "temperature=0", "top_k=1"):
+        assert ask(*asked, f"generate.{setting}")[0] == greedy

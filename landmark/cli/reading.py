@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from landmark.utils.progress import progress_bar
 if TYPE_CHECKING:
     from landmark.evaluation.generation import GenerationStatistics
 
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
 CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
 
 
@@ -29,6 +30,7 @@ def generate(command: Command) -> None:
     """Print the text on standard output; its reasoning, and then a line of statistics, on standard error."""
     config, inputs = command.only_config(), command.runner.inputs
     check_files(config)
+    check_dtype(config)
     folder = folder_of(config, inputs)
     from landmark.evaluation.generation import GenerationStatistics, generate_text
 
@@ -63,6 +65,22 @@ def check_files(config: Config) -> None:
             raise UserError(f"memory.save={config.memory.save}: no folder can be made in {place}, name another one")
 
 
+def check_dtype(config: Config) -> None:
+    """Raise UserError for a saved memory whose keys are of another type than a model of transformers would compute."""
+    if config.memory.load is None or config.model.name is None:
+        return
+    from safetensors import SafetensorError, safe_open
+
+    folder, wanted = Path(config.memory.load), config.model.dtype or "float32"
+    with suppress(OSError, SafetensorError, StopIteration):  # it is damaged, which loading it says
+        file = next(path for path in sorted(folder.glob("*.safetensors")) if path.name != "windows.safetensors")
+        with safe_open(file, "np") as tensors:
+            found = {DTYPES.get(tensors.get_slice(name).get_dtype()) for name in tensors.keys()} - {None}  # noqa: SIM118
+        read = next(iter(found - {"float32"} or {"float32"}))  # means of blocks are float32 beside other keys
+        if read != wanted:
+            raise UserError(f"memory.load={folder}: was read in {read}, the model is {wanted}: add model.dtype={read}")
+
+
 def _summary(statistics: "GenerationStatistics") -> str:
     parts = [f"{statistics.tokens_read:,} tokens read in {statistics.seconds_reading:.1f} s"]
     if statistics.tokens_generated > 1:
@@ -78,6 +96,7 @@ def chat(command: Command) -> None:
     """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
     config, inputs = command.only_config(), command.runner.inputs
     check_files(config)
+    check_dtype(config)
     typed = standard_input()
     chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)
     while (question := _asked(typed)) is not None:

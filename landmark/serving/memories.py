@@ -45,10 +45,10 @@ class ServerSettings:
     disk: int = setting(64 << 30, least=1, about="most bytes of all memories")
     tokens: int = setting(4096, least=1, about="most tokens of an answer")
     requests: int = setting(256, least=1, about="most requests that are answered at once; others wait")
+    reuse: int = setting(4 << 30, least=1, about="most bytes of memories that are kept for texts that begin alike")
     defaults: str = setting(
         "model", choices=("model", "greedy"), about="sampling where a request says nothing: as the model recommends"
     )
-    reuse: int = setting(4 << 30, least=1, about="most bytes of memories that are kept for texts that begin alike")
 
     def __post_init__(self) -> None:
         if not self.keys or not all(self.keys):

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.answering.answering import Answering
-from landmark.cli import reading as task
+from landmark.cli import reading
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
@@ -78,7 +78,7 @@ def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
         for number, piece in enumerate(answer(self, ids, *given)):
             yield piece
             if number == 1 and len(ids) < 100:
-                task.signal.raise_signal(task.signal.SIGINT)
+                reading.signal.raise_signal(reading.signal.SIGINT)
 
     monkeypatch.setattr(Answering, "answer", interrupted)
     out, err = ask("task=chat", questions="Who?\nWhere does it stand, and what does it wait for there? Say it.\n")
@@ -142,7 +142,7 @@ def test_bytes_that_are_no_text_are_one_line_and_the_talk_is_saved(ask, monkeypa
     out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}")
     assert [len(line) for line in out.splitlines()] == [5]
     assert err.count("the question: is not text in UTF-8 (byte 0xe9 at character 3)\n") == 1
-    chat = read_json(ask.folder / "talk" / task.CHAT, {"messages": list})["messages"]
+    chat = read_json(ask.folder / "talk" / reading.CHAT, {"messages": list})["messages"]
     assert [each["content"] for each in chat] == ["Café?", out.strip()]
     typed(b"caf\xe9?")
     with pytest.raises(UserError, match="prompt_file=-: is not text in UTF-8 .byte 0xe9 at character 3"):
@@ -155,7 +155,7 @@ def test_a_question_that_the_template_refuses_is_one_line_and_the_talk_goes_on(a
     out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}", questions="Who?\nNo?\nWhere?\n")
     assert len(out.splitlines()) == 2
     assert err.count("refuses them (rude)\n") == 1
-    chat = read_json(ask.folder / "talk" / task.CHAT, {"messages": list})["messages"]
+    chat = read_json(ask.folder / "talk" / reading.CHAT, {"messages": list})["messages"]
     assert [each["content"] for each in chat[::2]] == ["Who?", "Where?"]
 
 
@@ -178,3 +178,14 @@ def test_an_answer_ends_and_is_drawn_as_the_models_generation_config_says(ask):
     assert len(set(of_chat)) > 1
     for setting in ("defaults=greedy", "temperature=0", "top_k=1"):
         assert ask(*asked, f"generate.{setting}")[0] == greedy
+
+
+@pytest.mark.parametrize("task", ["chat", "generate"])
+def test_a_memory_of_another_type_is_refused_before_the_model_is_loaded(ask, monkeypatch, task):
+    kept = ask.folder / "kept"
+    ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", "model.dtype=bfloat16")
+    loaded = f"task={task}", f"memory.load={kept}", *(["prompt=Who?"] if task == "generate" else [])
+    assert ask(*loaded, "model.dtype=bfloat16", questions="Who?\n")[0].strip()
+    monkeypatch.setattr(reading, "load_trained", None)
+    with pytest.raises(UserError, match="was read in bfloat16, the model is float32: add model.dtype=bfloat16$"):
+        ask(*loaded, questions="Who?\n")

@@ -15,7 +15,6 @@ from landmark.answering.chats import Chats, Separation
 from landmark.answering.sampling import Chooser, Sampling, follow
 from landmark.huggingface import LandmarkCache, PrefixCache
 from landmark.huggingface.families import head_dim, landmark_layers, text_config
-from landmark.huggingface.prefixes import BYTES
 from landmark.utils.errors import UserError
 
 Progress = Callable[[int, int], None]
@@ -31,9 +30,9 @@ class Answering:
     model: a `LandmarkModel`, or any other causal language model of transformers, whose cache is its own then.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, most_bytes: int = BYTES, local: int | None = None):
-        """most_bytes: of memories that are kept. local: tokens that a model with landmarks reads at a time (None: as
-        it was wrapped).
+    def __init__(self, model: Any, tokenizer: Any, most_bytes: int | None = None, local: int | None = None):
+        """most_bytes: of memories that are kept, as of `PrefixCache`. local: tokens that a model with landmarks reads
+        at a time (None: as it was wrapped).
         """
         self.model, self.tokenizer, self.chats = model.eval(), tokenizer, Chats(tokenizer)
         self.landmark = getattr(getattr(model, "landmarks", None), "token", None)

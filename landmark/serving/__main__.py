@@ -31,8 +31,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are saved")
     limits = [item for item in fields(ServerSettings) if item.metadata]
     for item in limits:
-        said = {"choices": item.metadata.get("choices"), "help": item.metadata["about"]}
-        parser.add_argument(f"--{item.name}", type=type(item.default), default=item.default, **said)
+        choices, about = item.metadata.get("choices"), item.metadata["about"]
+        said = {"type": str if choices else int, "choices": choices, "default": item.default, "help": about}
+        parser.add_argument(f"--{item.name}", **said)
     given = parser.parse_args()
     try:
         keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))

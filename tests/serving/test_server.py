@@ -261,7 +261,7 @@ def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_
         assert end == "[DONE]"
         read = [json.loads(each) for each in progress]
         assert all(each["object"] == "document.progress" for each in read)
-        assert 0 < max(each["read"] for each in read) < max(each["tokens"] for each in read) == tokens
+        assert any(0 < each["read"] < each["tokens"] == tokens for each in read)
         with running.http().stream("PUT", "/documents/-", **put) as found:
             assert "a name has 1 to 64" in next(events(found))
     assert re.search(rf"document book: \d+ of {tokens} tokens read", caplog.text)

@@ -208,13 +208,18 @@ class EvalConfig:
 
 @dataclass
 class GenerateConfig:
-    """How task=generate and chat continue a text (`landmark.models.language_model.Sampling`)."""
+    """How task=generate and chat continue a text (`landmark.answering.sampling.Sampling`)."""
 
     tokens: int = setting(200, least=0)  # most tokens generated; 0: the text is read and nothing is generated
-    temperature: float = setting(0.0, least=0)
-    top_k: int | None = setting(None, least=1)
-    top_p: float = setting(1.0, above=0, most=1)
-    stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
+    # Of settings that are null. model: what generation_config of a model of transformers says; where it says nothing,
+    # and with greedy, the most probable token is taken.
+    defaults: str = one_of("model", "greedy")
+    temperature: float | None = setting(None, least=0, most=100)  # 0: the most probable token
+    top_k: int | None = setting(None, least=0)  # 0: of all tokens
+    top_p: float | None = setting(None, above=0, most=1)
+    min_p: float | None = setting(None, least=0, below=1)
+    repetition_penalty: float | None = setting(None, least=0.01, most=100)
+    stop: list[str] = field(default_factory=list)  # texts that end it, as end of text does
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from landmark.answering.answering import stops
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.families import head_dim
@@ -71,6 +72,11 @@ class Pretrained(LanguageModel):
         if isinstance(memory, LandmarkCache):
             memory.expect(tokens)
 
+    def stops(self, memory: Any, length: int, local: int | None = None) -> list[int]:
+        if isinstance(memory, LandmarkCache) and self.config.landmark_id is None:
+            return stops(memory, length)
+        return super().stops(memory, length, local)
+
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
         if memory is None and self.config.landmark_id is not None:
@@ -78,12 +84,14 @@ class Pretrained(LanguageModel):
             tokens, own = insert_landmarks(tokens, 0, landmarks.block_size, landmarks.token)
             phase = torch.zeros(len(tokens), dtype=torch.int64)
             return self.model(tokens, phase=phase, logits_to_keep=own[-1:] if last else own).logits
-        if isinstance(memory, LandmarkCache):
+        if isinstance(memory, LandmarkCache) and self.config.landmark_id is not None:
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
     def read_on(self, tokens: Tensor, memory: Any) -> None:
-        known = {"local": tokens.shape[1], "known": True} if isinstance(memory, LandmarkCache) else {}
+        known: dict[str, Any] = {"known": True} if isinstance(memory, LandmarkCache) else {}
+        if known and self.config.landmark_id is not None:
+            known["local"] = tokens.shape[1]
         self.model(tokens, past_key_values=memory, use_cache=True, logits_to_keep=1, **known)
 
     def unlimited_memory(self, tokens: int) -> DynamicCache:

@@ -1,5 +1,6 @@
 """Texts beside each other and one after the other: each is read as if it were alone, and none is read twice."""
 
+import logging
 from functools import partial
 
 import pytest
@@ -187,7 +188,7 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     assert prefixes.longest(changed[0].tolist()) == (64 if at_blocks else 56 if in_blocks else 65)
 
 
-def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_once(text):
+def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_once(text, caplog):
     model = wrapped_model("llama")
     prefixes = PrefixCache(model)
     texts = [torch.roll(text, number, 1) for number in range(4)]
@@ -197,9 +198,12 @@ def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_onc
     for each in (texts[2], texts[0], texts[3]):
         prefixes.generate(each, **GREEDY)
     assert [prefixes.longest(each[0].tolist()) > 50 for each in texts] == [True, False, True, True]
-    prefixes.most_bytes = 0
-    prefixes.generate(text, **GREEDY)
-    assert not prefixes._kept
+    prefixes.most_bytes = 1
+    with caplog.at_level(logging.INFO):
+        for each in (texts[2], text):
+            prefixes.generate(each, **GREEDY)
+            assert [len(prefixes._kept), prefixes.longest(each[0].tolist()) > 50] == [1, True], "the last one stays"
+    assert caplog.text.count("a text of 65 tokens will be read again when it is asked about") == 4
     # Of the second chunk: the first one was read.
     prefixes = PrefixCache(model := wrapped_model("llama"))
     fail_at(model, 2)

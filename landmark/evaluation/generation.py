@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
+from landmark.documents import beside_memory
 from landmark.evaluation.measurement import new_memory
 from landmark.models import LanguageModel
 from landmark.models.language_model import Sampling
@@ -47,13 +46,13 @@ def generate_text(
     statistics: GenerationStatistics,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated: of its reasoning, where the
-    template marks it, and of the rest.
+    """Pieces of the text that follows `prompt_file`, as a Document, and `prompt`, as they are generated: of its
+    reasoning, where the template marks it, and of the rest.
 
     A model of transformers gets `prompt` through its template for chats, unless `generate.template` is null. With a
     landmark memory both are read in separate chunks, so a saved memory of the file gives the same text. progress:
-    called with tokens read, and in all. Raises UserError for a file that cannot be read, and as `Memory.load`,
-    `Memory.save` and `LanguageModel.stream`.
+    called with tokens read, and in all. Raises UserError as `Memory.load`, `Memory.save` and
+    `LanguageModel.stream`.
     """
     settings = config.generate
     texts, memory = prompt_texts(config), new_memory(model, config)
@@ -78,7 +77,7 @@ def generate_text(
         model.generate(parts[:1], 0, **reading)
         parts = parts[1:]
         if config.memory.save is not None:
-            memory.save(config.memory.save)
+            memory.save(config.memory.save, beside_memory(config.prompt_file, config.memory.load))
     if parts and settings.tokens:
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, config.seed)
         characters, answer = codecs.getincrementaldecoder("utf-8")("replace"), ""
@@ -96,20 +95,9 @@ def generate_text(
 
 
 def prompt_texts(config: Config) -> list[str]:
-    """The text of `prompt_file`, if it is set, and `prompt`. Raises UserError for a file that cannot be read."""
-    prompts = [] if config.prompt is None else [config.prompt]
-    if config.prompt_file is None:
-        return prompts
-    file = Path(config.prompt_file)
-    if file.is_char_device() or file.is_block_device():  # which may have no end
-        raise UserError(f"prompt_file={config.prompt_file}: is a device, name a file (- for standard input)")
-    try:
-        content = sys.stdin.read() if config.prompt_file == "-" else file.read_text("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"prompt_file={config.prompt_file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"prompt_file={config.prompt_file}: is not text in UTF-8 ({error.reason})") from error
-    return [content, *prompts]
+    """The text of `prompt_file`, if it is set, and `prompt`."""
+    texts = [] if config.prompt_file is None else [config.prompt_file.text]
+    return texts if config.prompt is None else [*texts, config.prompt]
 
 
 def _stop_token(text: str, tokenizer: Tokenizer) -> int:

@@ -81,13 +81,13 @@ def test_a_file_alone_is_gone_on_from(ask, monkeypatch):
     book = f"prompt_file={ask.folder / 'book.txt'}"
     said, _ = ask(book)
     assert said == expected(ask.model, BOOK)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(BOOK))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
     assert ask("prompt_file=-")[0] == said
     (ask.folder / "book.txt").write_bytes(b"\xef\xbb\xbfIt was")
     assert ask(book)[0] == expected(ask.model, "It was")
     assert read_text(ask.folder / "book.txt") == "It was"
     (ask.folder / "book.txt").write_bytes(b"\xff\xfe\xfd")
-    with pytest.raises(UserError, match="book.txt: is not text in UTF-8"):
+    with pytest.raises(UserError, match="book.txt: is not text in UTF-16"):
         ask(book)
 
 

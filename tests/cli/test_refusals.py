@@ -171,12 +171,16 @@ model=transformer model.key_offset=1.5 → model.key_offset=1.5
 "name='../elsewhere'" → name=../elsewhere: must be of letters
 "name=''" → name=: must be of letters
 "name='.hidden'" → name=.hidden: must be of letters
-BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file
+BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[proof.py,no.txt] → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[] → prompt_file=[]: must be a file, or a list of files
+BOOK prompt=Who? "prompt_file={a: b}" → must be a file, or a list of files
+BOOK prompt=Who? prompt_file=taken → prompt_file=taken: cannot be read (Is a directory)
 BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such folder
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
-CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
+CHAT prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
 "+rows.a='data.path=\\${oc.env:SECRET}'" → Unsupported interpolation type oc.env
 FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
 FINETUNED "+rows.odd='model=landmark start=finetuned_512 eval.length=512'" → starts from another

@@ -7,9 +7,7 @@ import unicodedata
 MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"))
 MARKS += ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 SURE = 0.003  # by which the best encoding must be ahead of the next that gives another text
-FEW = 8  # with fewer bytes beyond ASCII no other may be plausible
-# Of 1500 passages of old books with 3 to 30 lines with accents, in 5 encodings, 1338 are read rightly, 2 wrongly.
-
+SHORT, FEW = 20, 8  # fewer bytes say nothing; with fewer beyond ASCII no other encoding may be plausible
 # Those that people have: the detector knows more, and takes curly quotes in English for Czech of an old Macintosh.
 PLAUSIBLE = {f"Windows-{number}" for number in range(1250, 1259)} | {f"ISO-8859-{n}" for n in (1, 2, 5, 6, 7, 8, 9)}
 PLAUSIBLE |= {
@@ -88,7 +86,7 @@ def _detected(content: bytes, fault: str) -> str:
             found.append((each["confidence"], each["encoding"], text))
     odd = {name: _odd(sample[:SAMPLE].decode(name, "ignore")[:ODD]) for _, name, _ in found}
     found = [each for each in found if odd[each[1]] <= 2 * min(odd.values()) + 0.02]
-    if not found:
+    if not found or len(content) < SHORT:
         raise ValueError(f"{fault}, nor in another encoding that is known: it is no text, or damaged")
     best, name, text = max(found)
     for confidence, other, differs in found:

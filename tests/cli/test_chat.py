@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.cli import reading as task
+from landmark.documents import Document, saved_document
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.serving.answering import Answering
 from landmark.utils.errors import UserError
@@ -66,6 +67,7 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
     read = memory.ids[0].tolist()
     assert tokenizer.decode(read) == BOOK + tokenizer.apply_chat_template(chat, tokenize=False)[: -len("e<|im_end|>\n")]
     assert len(later) == 6
+    assert saved_document(kept, tokenizer.decode(read)) == Document("book.txt", BOOK)
     with pytest.raises(UserError, match="is for a model of transformers that reads blocks"):
         ask("task=chat", questions="Who?\n", kind="pretrained_base")
 

@@ -1,9 +1,11 @@
 """Files as people have them: their text and places, and, for those that cannot be read, one line that says why."""
 
 import random
+import re
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from landmark.data.sources import open_source
 from landmark.documents import Document, beside_memory, document_of, joined, read_document, saved_document
 from landmark.documents import pdf as pdf_program
 from landmark.utils.errors import UserError
+from tests.data.conftest import SHARED
 from tests.documents import files
 
 TAIL = "Café & lake, café."
@@ -111,6 +114,26 @@ def test_an_encoding_that_is_sure_is_read(case):
     language, encoding = case.split()
     text = "It was a day like others, and nobody knew why.\n" * 50 + f"{SAID[language]}\n" * 20
     assert document_of(text.encode(encoding), "a.txt").text == text
+
+
+def test_old_books_are_read_rightly_or_refused():
+    """Passages with lines that have accents, in encodings that such files are in."""
+    if not (books := sorted(SHARED.glob("pg19-mini/*/*.txt"))):
+        pytest.skip("../shared/data has no books")
+    texts, drawn, said = [book.read_text("utf-8") for book in books], random.Random(17_204), Counter()
+    accents = [line for text in texts for line in re.findall("^.*[à-ÿ].*$", text, re.MULTILINE)]
+    for encoding in ("cp1252", "latin-1", "cp850", "mac-roman"):
+        for _ in range(50):
+            text = drawn.choice(texts)
+            start = drawn.randrange(len(text) - 4000)
+            passage = "\n".join([text[start : start + 2000], *drawn.sample(accents, drawn.choice([3, 10, 30]))])
+            content = passage.encode(encoding, "ignore")
+            try:
+                said[document_of(content, "a").text == content.decode(encoding)] += 1
+            except UserError:
+                said["refused"] += 1
+    assert said[True] > 160
+    assert said[False] < 3
 
 
 def test_one_that_is_not_sure_is_refused_and_html_says_its_own():
@@ -247,6 +270,7 @@ INNER = {
 FUZZ = """
 import random, sys
 from landmark.documents import pdf
+from tests.data.conftest import SHARED
 from tests.documents import files
 from tests.documents.test_reading import damaged
 drawn, read = random.Random(80_347), 0

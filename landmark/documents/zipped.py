@@ -33,12 +33,11 @@ class Unpacked:
         """One file. Raises ValueError, which says what is wrong."""
         try:
             info = self._zip.getinfo(name)
-            if not info.flag_bits & 1:
-                with self._zip.open(info) as file:
-                    content = file.read(self._left + 1)
+            is_locked = bool(info.flag_bits & 1)
+            content = b"" if is_locked else self._zip.open(info).read(self._left + 1)
         except _DAMAGED as error:
             raise ValueError(f"is damaged, {name} cannot be unpacked") from error
-        if info.flag_bits & 1:
+        if is_locked:
             raise ValueError("is encrypted: save a copy that needs no password")
         self._left -= len(content)
         if self._left < 0:

@@ -253,7 +253,9 @@ class Config:
     row: str | None = None  # one row of the experiment
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
-    prompt_file: str | None = None  # task=chat too; -: standard input
+    prompt_file: Any = (
+        None  # task=chat too: a file, or a list of files; -: standard input; the Document, once it is read
+    )
     start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
     start_run: Any = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows

@@ -131,10 +131,16 @@ model=transformer model.head_dim=7 → model.head_dim=7: must be even
 model=transformer model.num_kv_heads=3 → does not divide
 model=transformer model.key_offset=1.5 → model.key_offset=1.5
 "name='.hidden'" → name=.hidden: must be of letters
-BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file
+BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[proof.py,no.txt] → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[] → prompt_file=[]: must be a file, or a list of files
+BOOK prompt=Who? "prompt_file={a: b}" → must be a file, or a list of files
+BOOK prompt=Who? prompt_file=taken → prompt_file=taken: cannot be read (Is a directory)
+BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such folder
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
+CHAT prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
 FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
 TINY "+rows={a: 'model.block_size=9', b: 'start=a'}" → start=a: that row's model has another shape
 SHAPES "+rows={a: 'model=transformer', b: 'model=landmark start=a model.mlp_dim=9'}" → has another shape

@@ -34,9 +34,16 @@ class Stored:
     offset: int
 
     @property
+    def count(self) -> int:
+        """Its weights."""
+        return prod(self.shape)
+
+    @property
     def size(self) -> int:
         """Its bytes in the file."""
-        return prod(self.shape[:-1]) * row_bytes(self.kind, self.shape[-1])
+        if self.kind in PLAIN:
+            return self.count * PLAIN[self.kind].itemsize
+        return self.count // KINDS[self.kind].block * KINDS[self.kind].bytes
 
     def rows(self) -> Tensor:
         """Its bytes, a row each: all dimensions but the last are rows. Pages are read where they are used."""
@@ -74,13 +81,6 @@ class _Mapped:
 
     def __reduce__(self) -> Any:
         return _Mapped, (self.path,)
-
-
-def row_bytes(kind: str, columns: int) -> int:
-    """Bytes of a row of `columns` numbers."""
-    if kind in PLAIN:
-        return columns * PLAIN[kind].itemsize
-    return columns // KINDS[kind].block * KINDS[kind].bytes
 
 
 class GGUF:

@@ -69,7 +69,7 @@ class Packed(NamedTuple):
 
     @property
     def planes(self) -> int:
-        return 1 if KINDS[self.kind].bits == 4 else 2
+        return KINDS[self.kind].planes
 
     @property
     def run(self) -> int:
@@ -140,7 +140,7 @@ def packed(stored: Stored, order: Tensor | None = None) -> Packed:
     if tile is None:
         raise ValueError(f"{torch.backends.cpu.get_cpu_capability()} has no packed product")
     kind, blocks, (rows, weights) = KINDS[stored.kind], stored.rows(), (len(stored.rows()), stored.shape[-1])
-    planes = 1 if kind.bits == 4 else 2
+    planes = kind.planes
     tiles = -(-rows // tile)
     columns = torch.empty(tiles, weights * planes, tile // 2, dtype=torch.uint8)
     scales = torch.zeros(weights * planes // GROUP, tiles * tile, 2, dtype=torch.bfloat16)
@@ -182,43 +182,18 @@ def expanded(stored: Stored, dtype: torch.dtype, order: Tensor | None = None) ->
     return out.view(stored.shape)
 
 
-class QuantizedLinear(nn.Module):
-    """A linear layer with the weights of a file. They are packed when the first token comes; on another device, or in
-    another type than bfloat16, they are expanded then. Gradients of x flow, the weights get none.
+class Quantized(nn.Module):
+    """A layer with the weights of a file. A saved model has the weights themselves, in bfloat16.
 
-    order: of the weights' rows. is_tied: the embedding has the same weights, so a saved model has them once.
+    order: of the weights' rows. is_tied: another layer has the same weights, so a saved model has them there.
     """
 
-    def __init__(self, stored: Stored, bias: nn.Parameter | None, order: Tensor | None, is_tied: bool) -> None:
+    def __init__(self, stored: Stored, order: Tensor | None = None, is_tied: bool = False) -> None:
         super().__init__()
-        self.out_features, self.in_features = stored.shape
-        self.stored, self.order, self.bias, self.is_tied = stored, order, bias, is_tied
-        self._packed: Packed | None = None
-        self._expanded: Tensor | None = None
+        self.stored, self.order, self.is_tied = stored, order, is_tied
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, kind={self.stored.kind}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
-            weights = expanded(self.stored, x.dtype, self.order).to(x.device)
-            return F.linear(x, weights, self.bias)
-        if not is_packable(x.device, x.dtype):
-            if self._expanded is None or (self._expanded.dtype, self._expanded.device) != (x.dtype, x.device):
-                self._expanded = self._made(lambda: expanded(self.stored, x.dtype, self.order).to(x.device))
-            return F.linear(x, self._expanded, self.bias)
-        if self._packed is None:
-            self._packed = self._made(lambda: packed(self.stored, self.order))
-        flat = x.reshape(-1, self.in_features)
-        few = len(flat) * self._packed.planes <= FEW
-        y = self._packed.product(flat) if few else self._packed.expanded_product(flat)
-        y = y[:, : self.out_features].view(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias
-
-    @staticmethod
-    def _made(make: Any) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            return make()
+        return f"{self.stored.shape}, kind={self.stored.kind}"
 
     def weight_digest(self) -> str:
         """Hex SHA-256 of the weights as the file has them."""
@@ -226,40 +201,58 @@ class QuantizedLinear(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        _save_expanded(self, destination, prefix, keep_vars)
+        if not keep_vars and not self.is_tied:  # keep_vars asks for what is kept, and these are made anew
+            destination[f"{prefix}weight"] = expanded(self.stored, torch.bfloat16, self.order)
 
 
-class QuantizedEmbedding(nn.Module):
-    """An embedding with the weights of a file, of which it reads the rows of the ids. scale: what it multiplies by."""
+class QuantizedLinear(Quantized):
+    """A linear layer. Its weights are packed when the first token comes; on another device, or in another type than
+    bfloat16, they are expanded then. Gradients of x flow, the weights get none.
+    """
 
-    is_tied, order = False, None
+    def __init__(self, stored: Stored, bias: nn.Parameter | None, order: Tensor | None, is_tied: bool) -> None:
+        super().__init__(stored, order, is_tied)
+        self.out_features, self.in_features = stored.shape
+        self.bias = bias
+        self._packed: Packed | None = None
+        self._expanded: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return F.linear(x, self._as_numbers(x), self.bias)
+        if not is_packable(x.device, x.dtype):
+            if self._expanded is None or (self._expanded.dtype, self._expanded.device) != (x.dtype, x.device):
+                self._expanded = self._as_numbers(x)
+            return F.linear(x, self._expanded, self.bias)
+        if self._packed is None:
+            with torch.inference_mode(False):
+                self._packed = packed(self.stored, self.order)
+        flat = x.reshape(-1, self.in_features)
+        few = len(flat) * self._packed.planes <= FEW
+        y = self._packed.product(flat) if few else self._packed.expanded_product(flat)
+        y = y[:, : self.out_features].view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    def _as_numbers(self, like: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            return expanded(self.stored, like.dtype, self.order).to(like.device)
+
+
+class QuantizedEmbedding(Quantized):
+    """An embedding, of which the rows of the ids are read in the file. scale: what it multiplies them by."""
 
     def __init__(self, stored: Stored, dtype: torch.dtype, scale: Tensor | None) -> None:
-        super().__init__()
+        super().__init__(stored)
         self.num_embeddings, self.embedding_dim = stored.shape
-        self.stored = stored
         self.embed_scale: Tensor | None
         self.register_buffer("embed_scale", scale, persistent=False)
         self.like: Tensor
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)  # has the type and the device
 
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, kind={self.stored.kind}"
-
     def forward(self, ids: Tensor) -> Tensor:
         rows = dequantised(self.stored.kind, self.stored.rows()[ids.reshape(-1).cpu()])
         out = rows.to(self.like).view(*ids.shape, -1)
         return out if self.embed_scale is None else out * self.embed_scale.to(out.dtype)
-
-    weight_digest = QuantizedLinear.weight_digest
-    _save_to_state_dict = QuantizedLinear._save_to_state_dict
-
-
-def _save_expanded(module: Any, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-    """Give a saved model the weights themselves; `keep_vars` asks for what is kept, which is none."""
-    if not keep_vars and not module.is_tied:
-        dtype = module.like.dtype if isinstance(module, QuantizedEmbedding) else torch.bfloat16
-        destination[f"{prefix}weight"] = expanded(module.stored, dtype, module.order)
 
 
 def is_packable(device: torch.device | str, dtype: torch.dtype | None) -> bool:
@@ -267,18 +260,15 @@ def is_packable(device: torch.device | str, dtype: torch.dtype | None) -> bool:
     return torch.device(device).type == "cpu" and dtype == torch.bfloat16 and tile_rows() is not None
 
 
-def bytes_by_form(module: nn.Module) -> dict[str, int]:
-    """Bytes of the weights of a model by the form that they are kept in, after each has been used."""
-    forms: dict[str, int] = {}
-    for each in module.modules():
-        if isinstance(each, QuantizedEmbedding):
-            forms["in the file"] = forms.get("in the file", 0) + each.stored.size
-        elif isinstance(each, QuantizedLinear):
-            planes = 1 if KINDS[each.stored.kind].bits == 4 else 2
-            name = f"{'four bits' if planes == 1 else 'twice four bits'}"
-            tile = tile_rows() or 1
-            rows = -(-each.out_features // tile) * tile
-            forms[name] = forms.get(name, 0) + rows * each.in_features * planes * 5 // 8
-    plain = sum(parameter.nbytes for parameter in module.parameters())
-    return {**forms, "as numbers": plain}
-
+def bytes_by_form(model: nn.Module) -> dict[str, int]:
+    """Bytes of a model's weights by the form that they have once each has been used."""
+    forms = {"left in the file": 0, "of four bits": 0, "of twice four bits": 0, "expanded": 0}
+    for layer in model.modules():
+        if isinstance(layer, QuantizedEmbedding):
+            forms["left in the file"] += layer.stored.size
+        elif isinstance(layer, QuantizedLinear):
+            planes = KINDS[layer.stored.kind].planes
+            bits = planes * (4 + 2 * 16 / GROUP)  # with scale and zero
+            forms["of twice four bits" if planes == 2 else "of four bits"] += int(layer.stored.count * bits / 8)
+    forms["expanded"] = sum(parameter.nbytes for parameter in model.parameters())
+    return {form: count for form, count in forms.items() if count}

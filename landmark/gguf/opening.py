@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from landmark.gguf.config import Architecture, architecture_of, config_of
 from landmark.gguf.file import GGUF, Stored, opened
-from landmark.gguf.linear import QuantizedEmbedding, QuantizedLinear, bytes_by_form, expanded, is_packable
+from landmark.gguf.linear import Quantized, QuantizedEmbedding, QuantizedLinear, bytes_by_form, expanded, is_packable
 from landmark.gguf.types import PLAIN, dequantised
 from landmark.utils.errors import UserError
 
@@ -133,6 +132,6 @@ def _weights(architecture: Architecture, tensors: list[Stored], name: str, model
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def quantised_layers(model: nn.Module) -> Iterator[QuantizedLinear | QuantizedEmbedding]:
-    """The layers of a model whose weights are the integers of a file."""
-    return (each for each in model.modules() if isinstance(each, QuantizedLinear | QuantizedEmbedding))
+def is_quantised(model: nn.Module) -> bool:
+    """Whether layers of a model have the integers of a file as weights."""
+    return any(isinstance(each, Quantized) for each in model.modules())

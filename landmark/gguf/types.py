@@ -28,6 +28,11 @@ class Kind:
     centre: int
     read: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
+    @property
+    def planes(self) -> int:
+        """Integers of four bits that hold one of this type."""
+        return 1 if self.bits == 4 else 2
+
 
 def integers(kind: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """The integers (R, K) int8, scales (R, K / group) and minima (R, K / group; None: all are 0) of rows of bytes.

@@ -1,4 +1,4 @@
-"""The configuration in transformers that a .gguf file's keys mean. A key that changes what is computed is used, or refused.
+"""What a .gguf file's keys mean in transformers. A key that changes what is computed is used, or the file is refused.
 
 Sources: llama.cpp's `convert_hf_to_gguf.py`, which writes the keys, and `src/models`, which says what it computes.
 """
@@ -194,7 +194,8 @@ def _llama3(file: GGUF, rope: dict[str, Any], factors: Tensor) -> dict[str, Any]
     for original in (1 << power for power in range(5, 21)):
         settings = rope | found | {"original_max_position_embeddings": original}
         config = LlamaConfig(head_dim=dims, max_position_embeddings=original, rope_parameters=settings)
-        if torch.allclose(ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0], plain / factors, rtol=1e-4, atol=0):
+        scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+        if torch.allclose(scaled, plain / factors, rtol=1e-4, atol=0):
             return settings
     raise UserError(f"{file.path}: rope_freqs.weight scales the rotation in a way that transformers does not know")
 
@@ -220,8 +221,8 @@ def _ends(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The ids of the tokens that begin, end and pad a text. Several ends are a list, the file's own first."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [id for name in names for id in _as_list(keys.get(f"tokenizer.ggml.{name}"))]
-    kinds = keys.get("tokenizer.ggml.token_type", ())
-    ids += [id for id, (text, kind) in enumerate(zip(keys.get(TOKENS, ()), kinds)) if kind == _CONTROL and text in _TURN_ENDS]
+    tokens = enumerate(zip(keys.get(TOKENS, ()), keys.get("tokenizer.ggml.token_type", ()), strict=False))
+    ids += [id for id, (text, kind) in tokens if kind == _CONTROL and text in _TURN_ENDS]
     ends = list(dict.fromkeys(ids))
     begin, pad = (keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding"))
     return {"bos_token_id": begin, "eos_token_id": ends[0] if len(ends) == 1 else ends or None, "pad_token_id": pad}

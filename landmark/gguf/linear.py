@@ -44,9 +44,9 @@ def tile_rows() -> int | None:
 
 
 def _tile(columns: Tensor, tiles: Tensor) -> None:
-    """Write integers of four bits (R, C) uint8 as the product keeps them: (R / tile, C, tile / 2)."""
+    """Write integers of four bits (R, C) uint8 as the product keeps them: (R / tile, …C, tile / 2)."""
     low, high = columns.view(len(tiles), 2, -1, columns.shape[1]).unbind(1)
-    tiles.copy_((low | high << 4).transpose(1, 2))
+    tiles.copy_((low | high << 4).transpose(1, 2).unflatten(1, tiles.shape[1:-1]))
 
 
 def _buffer(name: str, count: int, dtype: torch.dtype) -> Tensor:
@@ -152,21 +152,18 @@ def packed(stored: Stored, order: Tensor | None = None) -> Packed:
         if not (scale.isfinite().all() and (zero is None or zero.isfinite().all())):
             raise UserError(f"{stored.file.path}: tensor {stored.name} has scales that are not finite: get it again")
         zero = torch.zeros_like(scale) if zero is None else zero + scale * kind.centre
-        whole = (whole - kind.centre).view(torch.uint8)
-        if planes == 1:
-            whole = whole + 8
-        else:
-            whole = (whole + (128 + _rest(stored.kind))).unflatten(1, (-1, 1, kind.group))
-            whole = torch.cat([whole >> 4, whole & 15], 2).flatten(1)
+        whole = whole.view(torch.uint8).add_((8 if planes == 1 else 128 + _rest(stored.kind)) - kind.centre)
         if planes == 2 and kind.group == GROUP:
             zero = zero + scale * (8 - _rest(stored.kind))
             zero = torch.stack([torch.zeros_like(zero), zero], 2).flatten(1)
             scale = scale.repeat_interleave(2, 1)
         if missing := -len(whole) % tile:
             whole = F.pad(whole, (0, 0, 0, missing))
-        _tile(whole, columns[first // tile : -(-last // tile)])
+        into = columns[first // tile : -(-last // tile)].unflatten(1, (-1, planes, kind.group))
+        for plane, four in enumerate([whole] if planes == 1 else [whole >> 4, whole & 15]):
+            _tile(four, into[:, :, plane])
         scales[:, first:last, 0], scales[:, first:last, 1] = scale.T, zero.T
-    stored.release()
+        stored.release()
     return Packed(stored.kind, columns, scales)
 
 
@@ -178,7 +175,7 @@ def expanded(stored: Stored, dtype: torch.dtype, order: Tensor | None = None) ->
     for first in range(0, len(blocks), step):
         some = blocks[first : first + step] if order is None else blocks[order[first : first + step]]
         out[first : first + step] = dequantised(stored.kind, some)
-    stored.release()
+        stored.release()
     return out.view(stored.shape)
 
 

@@ -99,8 +99,8 @@ def _check_shapes(file: GGUF, names: dict[str, list[str]], weights: dict[str, Te
         found = (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]) if len(shapes) > 1 else shapes[0]
         if found != tuple(weight.shape):
             raise UserError(
-                f"{file.path}: tensor {names[name][0]} has the shape {found}, not {tuple(weight.shape)}, which its keys "
-                "ask for: get the file again"
+                f"{file.path}: tensor {names[name][0]} has the shape {found}, not {tuple(weight.shape)}, for which its "
+                "keys ask: get the file again"
             )
 
 

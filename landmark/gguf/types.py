@@ -5,13 +5,17 @@ Formats: https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+_LOW = 0x0F0F0F0F0F0F0F0F
+_EIGHT = ((torch.arange(256)[:, None] >> torch.arange(8) & 1) * 16).to(torch.uint8).view(torch.int64).flatten()
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ def integers(kind: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     count = len(rows)
     blocks = rows.reshape(-1, KINDS[kind].bytes)
     whole, scales, minima = KINDS[kind].read(blocks)
-    return whole.view(torch.int8).view(count, -1), scales.view(count, -1), None if minima is None else minima.view(count, -1)
+    minima = None if minima is None else minima.view(count, -1)
+    return whole.view(torch.int8).view(count, -1), scales.view(count, -1), minima
 
 
 def dequantised(kind: str, rows: Tensor) -> Tensor:
@@ -61,19 +66,18 @@ def _halves(blocks: Tensor, start: int) -> Tensor:
 
 def _nibbles(blocks: Tensor, start: int, end: int, width: int) -> Tensor:
     """Integers of four bits (B, 2 · bytes): of each `width` bytes the low halves, then the high ones."""
-    packed = blocks[:, start:end].unflatten(1, (-1, 1, width))
-    return torch.cat([packed & 15, packed >> 4], 2).flatten(1)
+    eight = blocks[:, start:end].contiguous().view(torch.int64).unflatten(1, (-1, 1, width // 8))
+    return torch.cat([eight & _LOW, eight >> 4 & _LOW], 2).flatten(1).view(torch.uint8)
 
 
-def _bits(packed: Tensor, shifts: list[int], mask: int) -> Tensor:
+def _bits(packed: Tensor, shifts: Iterable[int], mask: int) -> Tensor:
     """Fields of bytes (B, n): those at the first shift, then those at the second one, and so on: (B, n · shifts)."""
-    return (packed[:, None] >> torch.tensor(shifts, dtype=torch.uint8)[:, None] & mask).flatten(1)
+    return torch.cat([packed >> shift & mask for shift in shifts], 1)
 
 
 def _fifth(blocks: Tensor, start: int) -> Tensor:
-    """The fifth bits of 32 integers, in four bytes."""
-    packed = blocks[:, start : start + 4].repeat_interleave(8, 1)
-    return (packed >> torch.arange(8, dtype=torch.uint8).repeat(4)) & 1
+    """The fifth bits, as 16 or 0, of 32 integers, in four bytes."""
+    return _EIGHT[blocks[:, start : start + 4].long()].view(torch.uint8)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,11 +97,11 @@ def _q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _q5_0(blocks: Tensor) -> tuple[Tensor, Tensor, None]:
-    return (_nibbles(blocks, 6, 22, 16) | _fifth(blocks, 2) << 4) - 16, _halves(blocks, 0), None
+    return (_nibbles(blocks, 6, 22, 16) | _fifth(blocks, 2)) - 16, _halves(blocks, 0), None
 
 
 def _q5_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _nibbles(blocks, 8, 24, 16) | _fifth(blocks, 4) << 4, _halves(blocks, 0), _halves(blocks, 2)
+    return _nibbles(blocks, 8, 24, 16) | _fifth(blocks, 4), _halves(blocks, 0), _halves(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -109,7 +113,7 @@ def _q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _q5_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    fifth = _bits(blocks[:, 16:48], list(range(8)), 1)
+    fifth = _bits(blocks[:, 16:48], range(8), 1)
     return _nibbles(blocks, 48, 176, 32) | fifth << 4, *_k_scales(blocks)
 
 

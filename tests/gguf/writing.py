@@ -123,8 +123,9 @@ def write(path, case: str, model, kind="F32", keys=None, tensors=None, parts=1):
         matrix = weight.detach().float().numpy()
         if matrix.ndim > 1 and chosen in KINDS:
             raw = random_blocks(chosen, len(matrix.reshape(-1, matrix.shape[-1])), matrix.shape[-1], seed)
-            weight.data.copy_(torch.from_numpy(gguf.dequantize(raw, gguf.GGMLQuantizationType[chosen])).view(weight.shape))
-            writer.add_tensor(name, raw.reshape(*matrix.shape[:-1], -1), raw_dtype=gguf.GGMLQuantizationType[chosen])
+            of_file = gguf.GGMLQuantizationType[chosen]
+            weight.data.copy_(torch.from_numpy(gguf.dequantize(raw, of_file)).view(weight.shape))
+            writer.add_tensor(name, raw.reshape(*matrix.shape[:-1], -1), raw_dtype=of_file)
         else:
             writer.add_tensor(name, matrix + 1 if arch.startswith("gemma") and "norm" in name else matrix)
     for name, matrix in (tensors or {}).items():

@@ -60,7 +60,8 @@ class ModelConfig:
     architecture: str | None = None  # module that has a `Model`, of landmark.models or with a dot any other; null: ours
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
-    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights where it reads; null: float32
+    # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
+    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
@@ -81,6 +82,12 @@ class ModelConfig:
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
+
+    @property
+    def reading_dtype(self) -> str:
+        """The type of a pretrained model's weights where it reads: the integers of a .gguf file go with bfloat16."""
+        is_gguf = self.as_is and str(self.name).endswith(".gguf")
+        return self.dtype or ("bfloat16" if is_gguf else "float32")
 
 
 @dataclass

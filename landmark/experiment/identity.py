@@ -77,7 +77,7 @@ def run_settings(
 
 def _dtype(config: Config) -> dict[str, str]:
     """The type of the weights that a model of transformers reads with, where it is not float32."""
-    return {} if config.model.dtype in (None, "float32") else {"dtype": config.model.dtype}
+    return {} if (dtype := config.model.reading_dtype) == "float32" else {"dtype": dtype}
 
 
 def _of_memory(config: Config) -> dict[str, Any]:

@@ -54,10 +54,6 @@ class Inputs:
         if key not in self._tokenizers:
             from landmark.data import load_tokenizer
 
-            if name == "pretrained" and str(file).endswith(".gguf"):
-                from landmark.models import pretrained
-
-                file = str(pretrained.folder_of(str(file)))
             self._tokenizers[key] = load_tokenizer(name, file, vocab_size)
         return self._tokenizers[key]
 
@@ -240,8 +236,8 @@ def _unknown_run(config: Config) -> Run:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a run's folder holds a trained model."""
-    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    """Whether a run's folder holds a trained model, or it is a model's file itself."""
+    return folder.is_file() or (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
 
 
 def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:

@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from landmark.answering.answering import stops
 from landmark.attention.layout import insert_landmarks
+from landmark.gguf.file import is_gguf, opened
+from landmark.gguf.opening import empty_model
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.families import head_dim
 from landmark.huggingface.folders import folder_of
@@ -128,8 +130,11 @@ def size_of(name: str) -> tuple[int, int, DecoderConfig]:
     """
     check_folder(folder := folder_of(name))
     with readable(name, "model"), torch.device("meta"):
-        said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
+        if is_gguf(folder):
+            model = empty_model(folder, torch.float32)
+        else:
+            said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
         ends = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
         total = sum(parameter.numel() for parameter in model.parameters())
         return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
@@ -198,7 +203,9 @@ def load_pretrained(
 
 def weights_sha256(name: str) -> str:
     """Hex SHA-256 of the content of a model's files, which does not depend on their folder."""
-    check_files(folder := folder_of(name))
+    if is_gguf(folder := folder_of(name)):
+        return opened(folder).sha256
+    check_files(folder)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
         raise UserError(f"model.name={name}: {folder} holds no config.json with *.safetensors beside it")

@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
@@ -340,7 +340,8 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        hint = ": in a text write \\${…}" if isinstance(error, InterpolationKeyError) else ""
+        raise UserError(str(error).splitlines()[0] + hint) from error
     if not isinstance(config, Config):
         raise TypeError("the composed config does not follow the schema: `schema` is missing in its defaults")
     for message in _misfits(config, Config):

@@ -24,7 +24,10 @@ model.blok_size=3 → did you mean model.block_size?
 +experiment=tabel1_pg19 → experiment=tabel1_pg19: there is none; did you mean table1
 train.steps=many → could not be converted to Integer
 size=huge → Available options in 'size': nano, paper, small
-task=generate "prompt=Where? (there)" → if it is a text, quote it twice: 'prompt="Where? (there)"'
+"prompt_file=Where? (there)" → if it is a text, quote it twice: 'prompt_file="Where? (there)"'
+"prompt_file=Kim, and why.txt" → if it is a text, quote it twice: 'prompt_file="Kim, and why.txt"'
+"data.path=[a, b]" → data.path: Hydra's grammar cannot read the value [a, b] as one text; if it is a text, quote it
+data.path=a${b} → Interpolation key 'b' not found: in a text write \${…}
 --experiment=x → --experiment=x: settings have no dashes, write +experiment=x
 --info → --info: there is no such flag, only --config-dir, -m,
 --config-dir nowhere task=status → --config-dir nowhere: is not a folder
@@ -44,7 +47,7 @@ seed=99999999999999999999 → seed=99999999999999999999: must be a number of at 
 "data.cache='NOTEXT'" → must be text in UTF-8
 -m TINY model=glob(lstm*) → glob(lstm*): matches nothing in conf/model
 -m TINY train.max_lr=interval(0,1) → train.max_lr=interval(0,1): has no list of
-TINY retrieval.k=1,2 → retrieval.k=1,2
+TINY retrieval.k=1,2 → cannot read the value 1,2 as one value: with -m it is a job of each;
 TINY hydra/launcher=joblib → hydra/launcher=joblib: is for sweeps, write -m
 SWEEP hydra/launcher=ray → hydra/launcher=ray: must be one of basic, joblib,
 SWEEP hydra/launcher=joblib hydra.launcher.n_jobs=0 → n_jobs=0: must be at least 1

@@ -16,7 +16,6 @@ from landmark.experiment.jobs import Inputs
 from landmark.utils.errors import Diverged, UserError
 from tests.configurations import compose_conf
 
-
 TEXTS = [
     "Who is Kim, and why?",
     "What's up (now)?",

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-gguf = pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
+pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
 
+import gguf
 from landmark.gguf import linear
 from landmark.gguf.file import Stored, _Mapped
 from landmark.gguf.linear import QuantizedEmbedding, QuantizedLinear, expanded, tile_rows

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from landmark.config import to_config
 from landmark.config.schema import ModelConfig
+from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import Passkey
 from landmark.data.ruler import Ruler
 from landmark.data.stream import Stream

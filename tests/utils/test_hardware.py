@@ -1,5 +1,4 @@
 import ctypes
-import resource
 import subprocess
 import sys
 

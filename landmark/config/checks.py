@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
@@ -57,7 +58,10 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
     return Read((key,), f"{needed}={' or '.join(values)}", lambda config: value_of(config, needed) in values)
 
 
-_OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
+_OF_LANDMARKS, _OF_BLOCKS = (
+    {item.metadata["key"]: item.metadata for item in fields(kind)} for kind in (MemorySettings, BlockCacheSettings)
+)
+_OF_MEMORY = _OF_BLOCKS | _OF_LANDMARKS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
 _OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
@@ -83,6 +87,16 @@ _NEEDED = (
     Read(("eval.task",), "model=landmark", _can_have_task),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
+    Read(
+        tuple(key for key in _OF_BLOCKS if key not in (*_OF_LANDMARKS, "memory.window")),
+        "model=pretrained",
+        lambda c: bool(c.model.as_is),
+    ),
+    Read(
+        tuple(key for key in _OF_LANDMARKS if key not in (*_OF_BLOCKS, "seed")),
+        "a model with landmarks",
+        lambda c: not c.model.as_is,
+    ),
     Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
@@ -153,12 +167,14 @@ def check_task(config: Config) -> None:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with `eval.local` and `eval.generated` filled in: null stands for the usual number."""
+    """The configuration of a row, with numbers in place of null."""
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
     for resolved in hooks(config, "resolved"):
         config = resolved(config)
+    if config.model.as_is and config.memory.dense is None:  # rows measure blocks, on each device alike
+        config = replace(config, memory=replace(config.memory, dense=0))
     if config.eval.local is not None:
         return config
     natural = {

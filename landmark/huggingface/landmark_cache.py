@@ -20,6 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
+from landmark.blocks.cache import BlockCache
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
     FULL,
@@ -66,30 +68,30 @@ class LandmarkCache(Cache):
         self,
         model: PreTrainedModel,
         block_size: int,
+        settings: MemorySettings | BlockCacheSettings,
         observer: Observer | None = None,
-        landmarks: bool = True,
-        **settings: Any,
     ):
-        """An empty cache of a model. landmarks: whether the text has some. settings: of `MemorySettings`."""
+        """An empty cache of a model. settings: of a text with landmarks, or without."""
         self._window: Any = window_size(model)
         self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        of_model: dict[str, Any]
-        if landmarks:
-            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
-            of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
+        self.memory: TextMemory
+        if isinstance(settings, BlockCacheSettings):
+            self.memory = BlockCache(
+                block_size,
+                **vars(settings),
+                positions=text_config(model).max_position_embeddings,
+                frequencies=self._frequencies,
+                unrotated_layers=unrotated_layers(model),
+                observer=observer,
+            )
         else:
-            of_model = {
-                "positions": text_config(model).max_position_embeddings,
-                "frequencies": self._frequencies,
-                "unrotated_layers": unrotated_layers(model),
-            }
-        self.memory: TextMemory = memory_of(
-            block_size, MemorySettings().updated(settings), **of_model, observer=observer
-        )
+            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
+            scoring = Scoring(softcap=softcap_of(model))
+            self.memory = memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
         self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
         self.memory.model = partial(_digest, self._model)  # no memory holds a model, so copies of it have none
         self.marks: list[Mark] | None = None

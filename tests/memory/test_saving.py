@@ -305,23 +305,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
         ({"k": -1}, "retrieval.k=-1: must be at least 0"),
         ({"kk": 4}, "memory has no setting kk: it has cache, "),
         ({"max_blocks": 3}, "memory.blocks=3: is less than retrieval.k=4"),
-        ({"granularity": "per_block"}, "retrieval.granularity=per_block: must be one of per_token_and_head, "),
         ({"cutoff": 1.5}, "cmt.cutoff=1.5: must be at least 0 and at most 1"),
         ({"mapping": "auto"}, "positions.mapping=auto: is for texts without landmarks"),
         ({"rerank": 3}, "retrieval.rerank=3: is less than retrieval.k=4"),
         ({"rerank": 8, "granularity": "per_head"}, "rerank=8: chooses for .*, not retrieval.granularity=per_head"),
-        ({"rerank": 8, "scorer": "recent"}, "rerank=8: looks again at the best .*, and retrieval.scorer=recent has"),
-        ({"first": 1}, "retrieval.first=1: is for texts without landmarks"),
         ({"index": "faiss", "granularity": "per_token"}, "memory.index=faiss: chooses for each query and head, not"),
-        ({"index": "faiss", "max_blocks": 9}, "memory.index=faiss: cannot drop blocks, not memory.blocks=9"),
         ({"index": "faiss", "scorer": "mean_key"}, "index=faiss: ranks by landmarks, not retrieval.scorer=mean_key"),
-        (
-            {"window": 9, "scorer": "mean_key", "rerank": 8},
-            "rerank=8: looks again at landmarks' choice, and here are none",
-        ),
         ({"window": 9, "scorer": "mean_key", "k": 0}, "retrieval.k=0: without landmarks at least one block is read"),
         ({"window": 9}, "retrieval.scorer=landmark: the text has no landmarks"),
-        ({"window": 9, "scorer": "mean_key", "cutoff": 0.1}, "cmt.cutoff=0.1: the text has no landmarks"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

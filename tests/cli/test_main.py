@@ -8,11 +8,33 @@ import sys
 import pytest
 
 from landmark.cli import main
+from landmark.cli.composing import read_arguments
 from landmark.config import schema, to_config
+from landmark.config.rows import quoted
 from landmark.experiment import runner
 from landmark.experiment.jobs import Inputs
 from landmark.utils.errors import Diverged, UserError
 from tests.configurations import compose_conf
+
+TEXTS = [
+    "Who is Kim, and why?",
+    "What's up (now)?",
+    "Où? {a: 1}",
+    "[1]",
+    "1e3",
+    "TRUE",
+    "range(1,3)",
+    " a ",
+    '\'tis, "so"',
+]
+TEXTS += [r"C:\new, end\ ", r"a\b\\", r"\"x\" ${seed}, \${seed}", "a = b", "${seed}", r"x\,y", "'a','b'"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_is_the_text_that_was_typed_and_what_is_quoted_for_hydra_is_read_as_it_stands(text):
+    typed = read_arguments([f"prompt={text}", quoted(f"data.path={text}"), "prompt_file=a"]).words
+    config = to_config(compose_conf(typed))
+    assert (config.prompt, config.data.path) == (text, text)
 
 
 def test_table_trains_each_run_once_and_evaluates_each_row_and_a_second_start_only_renders(work, capsys):

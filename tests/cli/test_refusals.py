@@ -24,7 +24,10 @@ model.blok_size=3 → did you mean model.block_size?
 +experiment=tabel1_pg19 → experiment=tabel1_pg19: there is none; did you mean table1
 train.steps=many → could not be converted to Integer
 size=huge → Available options in 'size': nano, paper, small
-task=generate "prompt=Where? (there)" → if it is a text, quote it twice: 'prompt="Where? (there)"'
+"prompt_file=Where? (there)" → if it is a text, quote it twice: 'prompt_file="Where? (there)"'
+"prompt_file=Kim, and why.txt" → if it is a text, quote it twice: 'prompt_file="Kim, and why.txt"'
+"data.path=[a, b]" → data.path: Hydra's grammar cannot read the value [a, b] as one text; if it is a text, quote it
+data.path=a${b} → Interpolation key 'b' not found: in a text write \${…}
 --experiment=x → --experiment=x: settings have no dashes, write +experiment=x
 --info → --info: there is no such flag, only --config-dir, -m,
 --config-dir nowhere task=status → --config-dir nowhere: is not a folder
@@ -43,7 +46,7 @@ seed=99999999999999999999 → seed=99999999999999999999: must be a number of at 
 "data.cache='NOTEXT'" → must be text in UTF-8
 -m TINY model=glob(lstm*) → glob(lstm*): matches nothing in conf/model
 -m TINY train.max_lr=interval(0,1) → train.max_lr=interval(0,1): has no list of
-TINY retrieval.k=1,2 → retrieval.k=1,2
+TINY retrieval.k=1,2 → cannot read the value 1,2 as one value: with -m it is a job of each;
 TINY hydra/launcher=joblib → hydra/launcher=joblib: is for sweeps, write -m
 SWEEP hydra/launcher=ray → hydra/launcher=ray: must be one of basic, joblib,
 SWEEP hydra/launcher=joblib hydra.launcher.n_jobs=0 → n_jobs=0: must be at least 1
@@ -108,7 +111,11 @@ model.block_size=null → model.block_size=null: a landmark model needs it
 model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
 model=transformer_xl model.cache=null → model.cache=null: a transformer_xl model needs it
 model=transformer model.num_kv_heads=3 → does not divide
-BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file
+BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[proof.py,no.txt] → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[] → prompt_file=[]: must be a file, or a list of files
+BOOK prompt=Who? "prompt_file={a: b}" → must be a file, or a list of files
+BOOK prompt=Who? prompt_file=taken → prompt_file=taken: cannot be read (Is a directory)
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations

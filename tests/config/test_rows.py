@@ -90,7 +90,7 @@ def test_a_row_starts_from_the_run_of_another_and_a_model_that_is_not_trained_re
     assert rows["passkey-blocks_4096"].start_run is None
 
 
-@pytest.mark.parametrize("experiment", ["figure6_positional_jumps", "finetune_llama"])
+@pytest.mark.parametrize("experiment", ["figure6_positional_jumps", "table1_pretrained"])
 def test_rows_are_those_that_hydra_composes(experiment):
     shared = [f"+experiment={experiment}", "size=nano", "tokenizer=gpt2_1024", "train.steps=7"]
     composer = Composer(compose_conf)

@@ -306,7 +306,7 @@ REFUSED = {  # corpus, its files, options, message
     "no books": ("pg19", {}, {}, "holds no PG-19 corpus"),
     "no book of a split": ("pg19", {"train/1.txt": b"x"}, {}, r"validation is missing or holds no \.txt file"),
     "no number": ("pg19", IN_SPLITS | {"train/notes.txt": b"x"}, {}, r"notes\.txt is not named <number>\.txt"),
-    "Latin-1": ("pg19", IN_SPLITS | {"train/1.txt": b"caf\xe9"}, {}, r"1\.txt is not UTF-8 \(byte 3\)"),
+    "Latin-1": ("pg19", IN_SPLITS | {"train/1.txt": b"caf\xe9"}, {}, r"1\.txt is not text in UTF-8.*; or take it out"),
     "no source": ("stdlib", {}, {}, r"no \.py file"),
     "no folder of papers": ("arxiv_math", None, {}, r"absent is not a folder: give the folder that holds train\.jsonl"),
     "no config": ("arxiv_math", OF_PAPERS, {"configs": []}, r"data\.configs=\[\]: name at least one"),

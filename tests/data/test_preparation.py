@@ -161,7 +161,7 @@ def test_manifest_cut_short_is_noticed_and_only_streams_are_written_anew(corpus,
 
 
 def test_failure_leaves_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    for content, message in ((b"\xff", r"7\.txt is not UTF-8"), (b"", r"split 'test' of .* has no text")):
+    for content, message in ((b"\xff", r"7\.txt is not text in UTF-8"), (b"", r"split 'test' of .* has no text")):
         (books / "test" / "7.txt").write_bytes(content)
         with pytest.raises(UserError, match=message):
             prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)

@@ -99,7 +99,7 @@ def test_a_command_writes_a_page_whose_file_and_prompt_are_one_text(inspect, tmp
     content, _ = data_of(path.read_text(encoding="utf-8"), trace_retrieval(model_of(), TOKENIZER.encode(LONG)))
     assert "".join(content["tokens"]) == LONG
     assert [each.name for each in path.parent.iterdir()] == [path.name], "no temporary file is left"
-    monkeypatch.setattr(sys, "stdin", io.StringIO(LONG[:200]))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LONG[:200].encode())))
     words = ["task=inspect", "run=DIR", "tokenizer=bytes", "prompt_file=-", f"output={tmp_path / 'a'}"]
     said = inspect(*words, f"prompt='{LONG[200:250].replace(chr(10), ' ')}'", "eval.local=50", "memory.blocks=9")
     path = tmp_path / "a" / "inspect" / "prompt-DIR.html"

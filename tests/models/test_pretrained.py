@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from landmark.config import to_config
 from landmark.config.schema import ModelConfig
+from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import Passkey
 from landmark.data.ruler import Ruler
 from landmark.data.stream import Stream
@@ -27,6 +28,7 @@ from landmark.experiment.runner import load_trained
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.huggingface import load as load_wrapped
 from landmark.models import decoder_config, save
+from landmark.models import head_loss as parts
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
 from landmark.models.pretrained import Pretrained, load_pretrained, start_from, weights_sha256
@@ -119,6 +121,42 @@ def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
     found = torch.cat([model(chunk, memory=memory) for chunk in ids.split(20, 1)], 1)
     expected = wrapped(ids, past_key_values=wrapped.new_memory(k=2), local=20).logits
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "lora_rank", "in_parts"),
+    [
+        ("llama", None, True),
+        ("gemma", None, True),  # its head is the embedding
+        ("gemma", 2, False),  # of which one row is trained beside the weight
+        ("llama", 2, True),
+        ("granite", None, False),  # divides its logits
+        ("phi", None, False),  # its head has a bias
+    ],
+)
+def test_losses_of_many_logits_in_parts_are_those_of_all(family, lora_rank, in_parts, tmp_path, monkeypatch):
+    make_model(family).save_pretrained(tmp_path)
+    model = start_from(str(tmp_path), shape(), lora_rank=lora_rank)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    config = make_config("landmark")
+    data = WindowDataModule(make_corpus(tmp_path / "data"), TOKENIZER, config)
+    batch, called = data.training.batch(0), []
+    head_loss = parts.head_loss
+    monkeypatch.setattr(parts, "head_loss", lambda *given: called.append(given) or head_loss(*given))
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def found():
+        ((loss, count),) = model.window_losses(batch)
+        return loss, count, *torch.autograd.grad(loss, trained)
+
+    whole = found()
+    assert not called
+    monkeypatch.setattr(parts, "AT_ONCE", 1000)
+    for got, right in zip(found(), whole, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+    assert bool(called) == in_parts
 
 
 @pytest.mark.parametrize("lora_rank", [None, 2])
@@ -332,6 +370,17 @@ def test_a_row_reads_what_another_trains(launch, capsys):
     _, rows = launch("model=pretrained", "name=folder", name=trained)
     assert rows["folder"]["results"]["nll"] == nll["tuned"]
     assert rows["folder"]["id"] != rows["tuned"]["id"]
+
+
+def test_a_model_that_cannot_have_landmarks_is_refused_before_another_row_trains(launch, tmp_path):
+    save_model(folder := tmp_path / "windows")
+    said = json.loads((folder / "config.json").read_text())
+    said |= {"model_type": "mistral", "sliding_window": 16, "architectures": ["MistralForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(said))
+    rows = "+rows={plain: 'model=pretrained_base model.as_is=false', landmark: 'model=pretrained_landmark'}"
+    with pytest.raises(UserError, match="every layer has a sliding window of 16"):
+        launch(rows, f"output={tmp_path}", name=folder)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):

@@ -1,3 +1,4 @@
+import ctypes
 import subprocess
 import sys
 
@@ -15,6 +16,28 @@ held = bytearray(b"x") * 500_000_000
 subprocess.run([sys.executable, "-c", {MEASURED!r}], check=True)
 {MEASURED}
 """
+
+
+PAGES = """
+import resource, sys, torch
+from landmark.utils.hardware import keep_memory
+if sys.argv[1:]:
+    keep_memory()
+for _ in range(12):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(1 << 25), torch.zeros(1 << 24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="is of glibc")
+def test_memory_that_is_kept_is_not_mapped_again():
+    """Page faults of 200 MB of tensors that come once more."""
+    kept, usual = (
+        int(subprocess.run([sys.executable, "-c", PAGES, *given], stdout=subprocess.PIPE, check=True).stdout)
+        for given in (["keep"], [])
+    )
+    assert kept < 100 < usual
 
 
 @pytest.mark.skipif(not LINUX, reason="counts the parent elsewhere")

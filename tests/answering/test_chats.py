@@ -5,7 +5,7 @@ from tokenizers.processors import TemplateProcessing
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.utils.chats import Chats
+from landmark.answering.chats import Chats
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 
@@ -83,7 +83,7 @@ def test_the_names_of_special_tokens_are_text_in_a_message(template):
 @pytest.mark.parametrize("opened", [True, False])
 def test_reasoning_is_separated_while_it_is_said(opened):
     chats = Chats(chat_tokenizer(CHATML))
-    assert chats.opens_reasoning(chats.ids([user("Who?")], enable_thinking=True))
+    assert chats.opens_reasoning(chats.ids([user("Who?")], settings={"enable_thinking": True}))
     assert not chats.opens_reasoning(chats.ids([user("Who?")]))
     text, seen = f"{'' if opened else '<think>'}\nBirds < stones.\n</think>\n\nA heron </th.", [("", "")]
     for end in range(1, len(text) + 1):

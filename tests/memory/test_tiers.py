@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -230,10 +229,3 @@ def test_loaded_memories_and_selected_samples_go_on(tmp_path, settings, faiss):
     expected = feed(memory, *rest, [20, 10])
     assert torch.equal(feed(loaded, *rest, [20, 10]), expected)
     assert torch.equal(feed(selected, *(x[chosen] for x in rest), [20, 10]), expected[chosen])
-
-
-def test_without_faiss_the_error_names_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    new_memory()
-    with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):
-        new_memory(index="faiss")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from landmark.results import paper, render
+from landmark.results import render
 from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
-from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference
 from tests.results.made_up import beside_the_papers
 
@@ -122,15 +121,3 @@ def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_
     (found,) = build("t", {"a": seeds}).rows
     assert (found.second_copy, found.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
     assert found.first_copy_spread == 0
-
-
-def test_papers_of_the_same_settings_twice_are_refused(configure, make_record, published, tmp_path, monkeypatch):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "paper.csv").write_text("dataset,model\npg19,landmark\n")
-    monkeypatch.setattr(paper, "EXPERIMENTS", tmp_path)
-    with pytest.raises(UserError, match="column block_size, eval_length"):
-        read_paper("x")
-    assert read_paper("y") == []
-    record = make_record(configure("model=transformer"), "a", 10.0)
-    with pytest.raises(UserError, match="2 rows with the same settings"):
-        build("t", {"a": [record]}, [*published, *published])

@@ -237,7 +237,7 @@ def _unknown_run(config: Config) -> Run:
 
 def has_weights(folder: Path) -> bool:
     """Whether a run's folder holds a trained model, or it is a model's file itself."""
-    return folder.is_file() or (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    return folder.is_file() or ((folder / "config.json").is_file() and any(folder.glob("model*.safetensors")))
 
 
 def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-gguf = pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
+pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
 
+import gguf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -17,8 +18,8 @@ from landmark.gguf.file import GGUF, opened
 from landmark.gguf.linear import Quantized, tile_rows
 from landmark.gguf.opening import is_quantised, open_gguf
 from landmark.huggingface import load, wrap
-from landmark.models.pretrained import load_pretrained, size_of, start_from, weights_sha256
 from landmark.models.config import DecoderConfig, Landmarks
+from landmark.models.pretrained import load_pretrained, size_of, start_from, weights_sha256
 from landmark.utils.errors import UserError
 from landmark.utils.weights import weights_digest
 from tests.gguf.writing import CASES, TOKENS, YARN, make_model, write

@@ -248,7 +248,7 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
-    """The tokenizer in a folder or a .gguf file, or of a name on the hub. Raises UserError if none can be used."""
+    """The tokenizer in a folder, in a .gguf file, or of a name on the hub. Raises UserError if there is none to use."""
     from transformers import AutoTokenizer
 
     from landmark.gguf.file import is_gguf, opened

@@ -196,6 +196,10 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     """The run that a configuration trains, or that its `run` names. Raises UserError where that is another."""
     if config.run is not None:
         return _given_run(config, find_run(config.run, config.output), inputs)
+    if config.model.name and config.model.kind == "landmark":
+        from landmark.models import pretrained
+
+        pretrained.check_landmarks(config.model.name)  # before another row trains for an hour
     start = None
     if config.start_run is not None:
         start = run_of(from_saved(config.start_run), inputs)

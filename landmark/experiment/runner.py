@@ -22,7 +22,7 @@ from landmark.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
-from landmark.utils.hardware import cores
+from landmark.utils.hardware import cores, keep_memory
 from landmark.utils.progress import progress_bar
 from landmark.utils.team import started_together
 from landmark.utils.trust import name_modules
@@ -296,6 +296,7 @@ def set_up_processor(config: Config) -> None:
         torch.set_num_threads(max(1, cores() // team.local_size))
     if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
         torch.set_float32_matmul_precision("medium" if _is_onednn_exact() else "highest")
+        keep_memory()
 
 
 @functools.cache

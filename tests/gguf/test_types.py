@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
 
+
 import gguf
 
 from landmark.gguf import linear

@@ -1,0 +1,183 @@
+"""Texts and chats as ids: what the tokenizer puts before a text, what its template makes of messages, and reasoning."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from landmark.answering.templates import Template
+from landmark.utils.errors import UserError
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Marks(NamedTuple):
+    """What stands around the reasoning of an answer. Templates write them, or cut them off, in earlier answers."""
+
+    opening: str
+    closing: str
+
+
+CHANNELS = Marks("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")  # of gpt-oss: messages in channels
+REASONING = (
+    Marks("<think>", "</think>"),  # Qwen, DeepSeek, GLM, MiniMax, Nemotron and many others
+    Marks("[THINK]", "[/THINK]"),  # Mistral
+    Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    Marks("<|channel>thought", "<channel|>"),  # Gemma 4
+    Marks("◁think▷", "◁/think▷"),  # Kimi
+    CHANNELS,
+)
+
+
+class Chats:
+    """Turns texts and messages into ids, as the tokenizer and its template for chats do, and ids of an answer into
+    text. Names of special tokens are tokens only where the template writes them. Without a template a message becomes a
+    line of its role and its content.
+    """
+
+    def __init__(self, tokenizer: Any):
+        """tokenizer: of transformers."""
+        self.tokenizer, self.template = tokenizer, Template(tokenizer)
+        special = {id: str(token) for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        names = sorted(special.values(), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        ids, bare = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+        self.beginning: list[int] = ids[: ids.index(bare[0])] if bare else []  # ids before a text, as the model expects
+        self.marks = next((marks for marks in REASONING if any(mark in self.template.source for mark in marks)), None)
+        shown = "".join(self.marks or ()) + ("<|start|><|end|>" if self.marks is CHANNELS else "")
+        self._special_ids, self._marks_ids = set(special), {id for id, name in special.items() if name in shown}
+
+    def text_ids(self, text: str, begins: bool = True) -> list[int]:
+        """Ids of a text in which the names of special tokens are ordinary text. begins: nothing was read before."""
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return [*self.beginning, *ids] if begins else ids
+
+    def ids(
+        self, messages: Messages, begins: bool = True, goes_on: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Ids of messages up to the beginning of the answer. begins: nothing was read before. goes_on: the last message
+        is the beginning of the answer. settings: of the template, as `enable_thinking`. Raises UserError as
+        `Template.render`.
+        """
+        words: dict[str, str] = {}  # names of special tokens in messages, by what stands for them
+
+        def replace(found: re.Match[str]) -> str:
+            words[name := f"token{uuid.uuid4().hex}"] = found[0]
+            return name
+
+        protected = [{**each, "content": self._special.sub(replace, each["content"])} for each in messages]
+        text = self.text(protected, goes_on, settings)
+        if not self.template:
+            return self.text_ids(_restored(text, words), begins)
+        ids, count = self._ids_of_template(text, words), len(self.beginning)
+        return ids[count:] if not begins and count and ids[:count] == self.beginning else ids
+
+    def text(self, messages: Messages, goes_on: bool = False, settings: Mapping[str, Any] | None = None) -> str:
+        """The text of messages up to the beginning of the answer, as `ids`."""
+        end = f"end{uuid.uuid4().hex}"
+        if goes_on:
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{end} "}]
+        if self.template:
+            text = self.template.render(messages, not goes_on, settings or {})
+        else:
+            self.template.check(settings or {})
+            gaps = ["" if each["content"][:1].isspace() else " " for each in messages]  # an answer has its own
+            lines = [f"{each['role']}:{gap}{each['content']}\n" for each, gap in zip(messages, gaps, strict=True)]
+            text = "".join([*lines, "assistant:"])
+        if not goes_on:
+            return text
+        text, found, behind = text.rpartition(end)
+        if not found:
+            raise UserError("continue_final_message: the model's template leaves the end of the last message out")
+        return text if behind.startswith(" ") else text.rstrip()  # the template cuts space at the ends
+
+    def _ids_of_template(self, text: str, words: Mapping[str, str]) -> list[int]:
+        """Ids of what the template wrote: as the tokenizer takes it, but `words`, which are ordinary text."""
+        if not words:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids, parts = list[int](), re.split(f"({'|'.join(words)})", text)
+        for number, part in enumerate(parts):
+            if part:
+                ids += self._ids_within(words.get(part, part), is_word=number % 2 == 1, begins=not ids)
+        return ids
+
+    def _ids_within(self, text: str, is_word: bool, begins: bool) -> list[int]:
+        """Ids of a part of a text. Behind others a tokenizer of pieces must not put a space before it, as it does at
+        the beginning of a text: so it is read behind a line end.
+        """
+        given = {"add_special_tokens": False, "split_special_tokens": is_word}
+        if not begins:
+            line, both = (self.tokenizer(each, **given)["input_ids"] for each in ("\n", f"\n{text}"))
+            if both[: len(line)] == line:
+                return both[len(line) :]
+        return self.tokenizer(text, **given)["input_ids"]
+
+    def decode(self, ids: Sequence[int], with_marks: bool = False) -> str:
+        """The text of ids without special tokens. with_marks: but those around reasoning, for `parts`."""
+        hidden = self._special_ids - self._marks_ids if with_marks else self._special_ids
+        shown = [id for id in ids if id not in hidden]
+        return self.tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def opens_reasoning(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends with the beginning of reasoning, which the template has written."""
+        if self.marks is None:
+            return False
+        return self.tokenizer.decode(ids[-16:], skip_special_tokens=False).rstrip().endswith(self.marks.opening)
+
+    def parts(self, text: str, opened: bool, whole: bool = True) -> tuple[str, str]:
+        """The reasoning in an answer, and what follows it. opened: the prompt has begun it. whole: the answer has
+        ended; before, what may be a part of a mark is left out.
+        """
+        if self.marks is None:
+            return "", text
+        opening, closing = self.marks
+        if self.marks is CHANNELS and (text.startswith("<|") or not text):
+            return _of_channels(text, whole)
+        begun = text.lstrip()
+        if not opened and not begun.startswith(opening):
+            return "", "" if not whole and opening.startswith(begun) else text
+        reasoning, closed, answer = (text if opened else begun).removeprefix(opening).partition(closing)
+        return (reasoning if closed or whole else _settled(reasoning, closing)).strip(), answer.lstrip()
+
+
+def _of_channels(text: str, whole: bool) -> tuple[str, str]:
+    """The reasoning and the answer in messages of gpt-oss, `<|channel|>NAME<|message|>…<|end|>`: what is not final is
+    reasoning.
+    """
+    messages = re.findall(r"<\|channel\|>(\w*)(?:(?!<\|message\|>).)*<\|message\|>(.*?)(<\|end\|>|$)", text, re.DOTALL)
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for channel, content, ended in messages:
+        parts[channel == "final"].append(content if ended or whole else _settled(content, "<|end|>"))
+    return "\n".join(parts[False]), "".join(parts[True])
+
+
+def _settled(text: str, mark: str) -> str:
+    """A text without an end that may be the beginning of a mark."""
+    parts = (mark[:length] for length in range(len(mark) - 1, 0, -1))
+    return text.removesuffix(next((part for part in parts if text.endswith(part)), ""))
+
+
+class Separation:
+    """The reasoning of an answer that comes piece by piece, and the text that follows it, so far. chats, opened: as of
+    `Chats.parts`; None: reasoning stays in the text.
+    """
+
+    def __init__(self, chats: Chats | None = None, opened: bool = False):
+        self._chats, self._opened = chats, opened
+        self.reasoning = self.text = ""
+
+    def more(self, answer: str, whole: bool = False) -> tuple[str, str]:
+        """What is new of both. answer: all of it so far. whole: it has ended."""
+        before = len(self.reasoning), len(self.text)
+        parts = ("", answer) if self._chats is None else self._chats.parts(answer, self._opened, whole)
+        self.reasoning, self.text = parts
+        return self.reasoning[before[0] :], self.text[before[1] :]
+
+
+def _restored(text: str, words: Mapping[str, str]) -> str:
+    for name, word in words.items():
+        text = text.replace(name, word)
+    return text

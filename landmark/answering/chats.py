@@ -127,7 +127,7 @@ class Chats:
             return False
         return self.tokenizer.decode(ids[-16:], skip_special_tokens=False).rstrip().endswith(self.marks.opening)
 
-    def parts(self, text: str, opened: bool, whole: bool = True) -> tuple[str, str]:
+    def parts(self, text: str, whole: bool = True, opened: bool = False) -> tuple[str, str]:
         """The reasoning in an answer, and what follows it. opened: the prompt has begun it. whole: the answer has
         ended; before, what may be a part of a mark is left out.
         """
@@ -158,23 +158,6 @@ def _settled(text: str, mark: str) -> str:
     """A text without an end that may be the beginning of a mark."""
     parts = (mark[:length] for length in range(len(mark) - 1, 0, -1))
     return text.removesuffix(next((part for part in parts if text.endswith(part)), ""))
-
-
-class Separation:
-    """The reasoning of an answer that comes piece by piece, and the text that follows it, so far. chats, opened: as of
-    `Chats.parts`; None: reasoning stays in the text.
-    """
-
-    def __init__(self, chats: Chats | None = None, opened: bool = False):
-        self._chats, self._opened = chats, opened
-        self.reasoning = self.text = ""
-
-    def more(self, answer: str, whole: bool = False) -> tuple[str, str]:
-        """What is new of both. answer: all of it so far. whole: it has ended."""
-        before = len(self.reasoning), len(self.text)
-        parts = ("", answer) if self._chats is None else self._chats.parts(answer, self._opened, whole)
-        self.reasoning, self.text = parts
-        return self.reasoning[before[0] :], self.text[before[1] :]
 
 
 def _restored(text: str, words: Mapping[str, str]) -> str:

@@ -169,7 +169,7 @@ class Conversation:
             except Gone:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
-        self._messages = [*messages, {"role": "assistant", "content": answer.said.text}]
+        self._messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

@@ -67,7 +67,8 @@ def make_disk(tmp_path):
 
 
 def start(folder, *words):
-    return python(str(RUN), "+experiment=survival", "data.max_documents=40", *words, cwd=folder)
+    text = "data=stdlib", "data.max_documents=40", "tokenizer=bytes", "size=nano", "trainer=cpu", "logger=csv"
+    return python(str(RUN), *text, *words, cwd=folder)
 
 
 def test_disk_full_in_preparation(make_disk, tmp_path):

@@ -98,7 +98,7 @@ class Answering:
             return [length]
         if self._local is not None:
             return [*range(self._local, length, self._local), length]
-        return stops(cache, length)
+        return cache.stops(length)
 
     def answer(
         self,
@@ -139,15 +139,3 @@ class Answering:
         config, layers = text_config(self.model), len(landmark_layers(self.model))
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return 2 * tokens * layers * heads * head_dim(config) * self.model.dtype.itemsize
-
-
-def stops(cache: Any, length: int) -> list[int]:
-    """SHIM until caches have `stops`."""
-    landmarks = cache._model().landmarks
-    step, before, found, at = landmarks.local, cache.get_seq_length(), [], 0
-    if landmarks.token is None:
-        step = max(landmarks.block_size, step // landmarks.block_size * landmarks.block_size)
-    while at < length:
-        at = min(length, at + step - ((before + at) % step if landmarks.token is None else 0))
-        found.append(at)
-    return found

@@ -7,12 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
 from landmark.config import Config
+from landmark.documents import Document, beside_memory, document_of, joined, read_document
 from landmark.experiment.jobs import folder_of
 from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
@@ -28,8 +30,7 @@ CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before 
 
 def generate(command: Command) -> None:
     """Print the text on standard output; its reasoning, and then a line of statistics, on standard error."""
-    config, inputs = command.only_config(), command.runner.inputs
-    check_files(config)
+    config, inputs = with_document(command.only_config()), command.runner.inputs
     check_dtype(config)
     folder = folder_of(config, inputs)
     from landmark.evaluation.generation import GenerationStatistics, generate_text
@@ -51,10 +52,10 @@ def generate(command: Command) -> None:
     print(_summary(statistics), file=sys.stderr)
 
 
-def check_files(config: Config) -> None:
-    """Raise UserError for files and folders that are missing, or in the way, before anything is loaded."""
-    if config.prompt_file not in (None, "-") and not Path(config.prompt_file).exists():
-        raise UserError(f"prompt_file={config.prompt_file}: there is no such file")
+def with_document(config: Config) -> Config:
+    """The configuration with the Document of the files that `prompt_file` names in their place. Raises UserError for
+    files that cannot be read, and folders that are missing, or in the way, before anything is loaded.
+    """
     if config.memory.load is not None and not Path(config.memory.load).is_dir():
         raise UserError(f"memory.load={config.memory.load}: there is no such folder")
     if config.memory.save is not None and Path(config.memory.save).exists():
@@ -63,6 +64,21 @@ def check_files(config: Config) -> None:
         place = next(each for each in Path(config.memory.save).absolute().parents if each.exists())
         if not place.is_dir() or not os.access(place, os.W_OK):
             raise UserError(f"memory.save={config.memory.save}: no folder can be made in {place}, name another one")
+    if (given := config.prompt_file) is None:
+        return config
+    names = given if isinstance(given, list) else [given]
+    if not names or any(isinstance(name, (dict, list)) for name in names):
+        raise UserError(f"prompt_file={given}: must be a file, or a list of files, as [a.pdf,b.epub]")
+    try:
+        documents = [_typed() if name == "-" else read_document(str(name)) for name in names]
+    except UserError as error:
+        raise UserError(f"prompt_file={error}") from error
+    return replace(config, prompt_file=joined(documents))
+
+
+def _typed() -> Document:
+    """That of standard input."""
+    return document_of(sys.stdin.buffer.read(), "-")._replace(name="prompt")
 
 
 def check_dtype(config: Config) -> None:
@@ -94,8 +110,7 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 def chat(command: Command) -> None:
     """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
-    config, inputs = command.only_config(), command.runner.inputs
-    check_files(config)
+    config, inputs = with_document(command.only_config()), command.runner.inputs
     check_dtype(config)
     typed = standard_input()
     chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)
@@ -131,6 +146,7 @@ class Conversation:
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
+        self._places = beside_memory(config.prompt_file, config.memory.load)
         if config.memory.load is not None:
             self._load(Path(config.memory.load))
         if config.prompt_file is not None:
@@ -175,7 +191,7 @@ class Conversation:
         """Write the memory and the messages, for `memory.load`."""
         if self._cache is not None:
             content = {"before": len(self._before), "messages": self._messages}
-            self._cache.save(folder, {CHAT: json.dumps(content).encode()})
+            self._cache.save(folder, {CHAT: json.dumps(content).encode(), **self._places})
             print(f"saved in {folder}", file=sys.stderr)
 
 
@@ -205,7 +221,7 @@ def inspect(command: Command) -> None:
     """Write the page and print its path."""
     from landmark.inspector.page import inspect_text
 
-    config, inputs = command.only_config(), command.runner.inputs
+    config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)
     model, tokenizer = load_trained(config, folder, inputs)
     with progress_bar("reading") as progress:

@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
@@ -60,7 +60,8 @@ class ModelConfig:
     architecture: str | None = None  # module that has a `Model`, of landmark.models or with a dot any other; null: ours
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
-    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights where it reads; null: float32
+    # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
+    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
@@ -77,13 +78,16 @@ class ModelConfig:
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
     alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
     masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
-    # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
-    fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
-    levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
+
+    @property
+    def reading_dtype(self) -> str:
+        """The type of a pretrained model's weights where it reads: the integers of a .gguf file go with bfloat16."""
+        is_gguf = self.as_is and str(self.name).endswith(".gguf")
+        return self.dtype or ("bfloat16" if is_gguf else "float32")
 
 
 @dataclass
@@ -119,8 +123,10 @@ class TrainConfig:
     micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
     k: list[int] | None = setting(None, least=1)  # landmark: earlier blocks that a query sees, drawn for each step
+    # Without landmarks: windows begin where those with landmarks after blocks of so many tokens do; null: anywhere.
+    cut_as: int | None = setting(None, least=1, kind="transformer")
     # Read at a time, with a memory; null: all.
-    local: int | None = setting(None, least=1, kind="landmark", extension=True)
+    local: int | None = setting(None, least=1, kind="landmark")
     muon_lr: float | None = setting(None, above=0)  # of Muon, for matrices of linear layers; null: AdamW trains all
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)
@@ -256,7 +262,9 @@ class Config:
     row: str | None = None  # one row of the experiment
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
-    prompt_file: str | None = None  # task=chat too; -: standard input
+    prompt_file: Any = (
+        None  # task=chat too: a file, or a list of files; -: standard input; the Document, once it is read
+    )
     start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
     start_run: Any = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
@@ -332,7 +340,8 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        hint = ": in a text write \\${…}" if isinstance(error, InterpolationKeyError) else ""
+        raise UserError(str(error).splitlines()[0] + hint) from error
     if not isinstance(config, Config):
         raise TypeError("the composed config does not follow the schema: `schema` is missing in its defaults")
     for message in _misfits(config, Config):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from landmark.answering.answer import Answer, Delta
 from landmark.answering.sampling import Sampling
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
+from landmark.documents import beside_memory
 from landmark.evaluation.measurement import new_memory
 from landmark.models import LanguageModel
 from landmark.utils.errors import UserError
-from landmark.utils.files import checked_text, standard_input
 
 Progress = Callable[[int, int], None]
 
@@ -48,8 +47,8 @@ def generate_text(
     statistics: GenerationStatistics,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated: of its reasoning, where the
-    template marks it, and of the rest.
+    """Pieces of the text that follows `prompt_file`, as a Document, and `prompt`, as they are generated: of its
+    reasoning, where the template marks it, and of the rest.
 
     A model of transformers gets `prompt` through its template for chats, unless `generate.template` is null. Where a
     memory can be saved, both are read in separate parts, so a saved memory of the file gives the same text. progress:
@@ -63,7 +62,7 @@ def generate_text(
     if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
         reader.read(parts.pop(0))
         if config.memory.save is not None:
-            memory.save(config.memory.save)
+            memory.save(config.memory.save, beside_memory(config.prompt_file, config.memory.load))
     ids = [token for part in parts for token in part]
     if parts and config.generate.tokens:
         answer = reader.new_answer(ids)
@@ -113,10 +112,8 @@ class _Own:
 
     def answer(self, ids: list[int], answer: Answer) -> Iterator[Delta]:
         """Read the ids and give what follows, piece by piece. answer: is filled."""
-        most, drawing = (
-            self._config.generate.tokens,
-            {"sampling": sampling_of(self._config), "stop": [self._tokenizer.eot]},
-        )
+        most = self._config.generate.tokens
+        drawing = {"sampling": sampling_of(self._config), "stop": [self._tokenizer.eot]}
         for (token,) in self._model.stream([ids], most, **drawing, **self._reading):
             yield answer.add(token, is_last=len(answer.tokens) + 1 >= most)
             if answer.finish is not None:
@@ -152,10 +149,9 @@ class _Pretrained:
     def new_answer(self, ids: list[int]) -> Answer:
         """As of `_Own`."""
         chats = self._answering.chats
-        is_chat = (
-            self._config.prompt is not None and self._config.generate.template is not None and bool(chats.template)
-        )
-        return self._answering.new_answer(ids, is_chat, self._config.generate.stop)
+        given = self._config.generate
+        is_chat = self._config.prompt is not None and given.template is not None and bool(chats.template)
+        return self._answering.new_answer(ids, is_chat, given.stop)
 
     def answer(self, ids: list[int], answer: Answer) -> Iterator[Delta]:
         """As of `_Own`."""
@@ -175,19 +171,6 @@ def sampling_of(config: Config, model: Any = None) -> Sampling:
 
 
 def prompt_texts(config: Config) -> list[str]:
-    """The text of `prompt_file`, if it is set, and `prompt`. Raises UserError for a file that cannot be read."""
-    prompts = [] if config.prompt is None else [config.prompt]
-    if config.prompt_file is None:
-        return prompts
-    file = Path(config.prompt_file)
-    if file.is_char_device() or file.is_block_device():  # which may have no end
-        raise UserError(f"prompt_file={config.prompt_file}: is a device, name a file (- for standard input)")
-    try:
-        if config.prompt_file == "-":
-            return [checked_text(standard_input().read(), "prompt_file=-"), *prompts]
-        content = file.read_text("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"prompt_file={config.prompt_file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"prompt_file={config.prompt_file}: is not text in UTF-8 ({error.reason})") from error
-    return [content, *prompts]
+    """The text of `prompt_file`, if it is set, and `prompt`."""
+    texts = [] if config.prompt_file is None else [config.prompt_file.text]
+    return texts if config.prompt is None else [*texts, config.prompt]

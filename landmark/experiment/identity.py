@@ -24,7 +24,7 @@ NUMERICS_VERSION = 1
 ALPHA_VERSION = 2  # of models with `model.alpha`
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "k", "local", "precision"),
+    *("steps", "batch_size", "length", "cut_as", "k", "local", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
@@ -77,7 +77,7 @@ def run_settings(
 
 def _dtype(config: Config) -> dict[str, str]:
     """The type of the weights that a model of transformers reads with, where it is not float32."""
-    return {} if config.model.dtype in (None, "float32") else {"dtype": config.model.dtype}
+    return {} if (dtype := config.model.reading_dtype) == "float32" else {"dtype": dtype}
 
 
 def _of_memory(config: Config) -> dict[str, Any]:

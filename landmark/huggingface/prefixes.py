@@ -96,8 +96,8 @@ class PrefixCache:
             if kept.owner != owner or not kept.cache.fits(model, state):
                 continue
             shared, read = kept.shared(wanted), kept.cache.get_seq_length()
-            if shared == read and not kept.in_use and read > best[0]:
-                best = (read, kept, None)
+            if shared == read and not kept.in_use and kept.cache.settled > best[0]:
+                best = (kept.cache.settled, kept, None)
             if (mark := kept.cache.mark_before(shared)) is not None and best[0] < mark.tokens:
                 best = (mark.tokens, kept, mark)
         return best
@@ -112,6 +112,7 @@ class PrefixCache:
             return _Kept(kept.cache.fork(mark), owner)
         self._kept.remove(kept)
         kept.in_use = True
+        kept.cache.settle()
         kept.cache.add_mark()
         return kept
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from landmark.gguf.opening import is_quantised
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import FAMILIES, check_model
 from landmark.huggingface.folders import folder_of
@@ -71,6 +72,11 @@ def wrap(
     local = CHUNK[landmarks] if local is None else local
     if landmarks == "none":
         return attach(model, without_landmarks(block_size, local, memory))
+    if is_quantised(model):
+        raise UserError(
+            "the model's embeddings are those of a .gguf file, so none can be added: expand them, with "
+            "landmark.huggingface.load(file, dtype=torch.float32), and unwrap that model"
+        )
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "

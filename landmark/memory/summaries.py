@@ -7,7 +7,6 @@ are then turned towards the query when they are read.
 
 import copy
 import math
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -34,7 +33,8 @@ from landmark.memory.sparse_attention import (
     shares_of_blocks,
     turns_of,
 )
-from landmark.memory.store.tiers import grown, new_buffer
+from landmark.memory.store.tiers import grown, mapped_file, new_buffer
+from landmark.memory.text_memory import Piece
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, write_atomic, write_json
 
@@ -74,11 +74,18 @@ class SummaryMemory:
 
     1. all keys, as the model was trained, where t is less than `dense`, or where k blocks are all that there are;
     2. else the last `window` tokens, and the k blocks that it chooses: alone, or, where no token of the chunk is
-       predicted (`known`), together with the other queries of a block.
+       predicted (`begin`), together with the other queries of a block.
+
+    Queries that choose together know the later tokens of their block. So only a block that was read as a whole is
+    *settled*: it is the same whatever was read afterwards. `settle` forgets the tokens behind the last settled block,
+    to be read again as a part of the text that now follows.
 
     model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
-    the same. None: the model has no such string. known: whether no logits of the next chunk are used.
+    the same. None: the model has no such string. settled: tokens at the beginning of the text whose keys and values
+    depend on the text alone.
     """
+
+    is_rotated = True  # whether keys come with the positions that the model gives them
 
     def __init__(
         self,
@@ -121,18 +128,19 @@ class SummaryMemory:
         self.window = -(-window // block_size) * block_size
         self.block_size, self.dense, self.observer = block_size, dense, observer
         self._reading = Reading(block_size, self.window, k, first)
-        self._unrotated = frozenset(unrotated_layers)
+        self.unrotated_layers = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
         self._moves = None if frequencies is None else partial(moved, frequencies)
         self._trained, self._tier, self._folder = positions, tier, folder
         self.model: Callable[[], str] | None = None
-        self.known = False
+        self._known = False
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: a new text begins."""
-        self.position = 0  # tokens committed
+        self.position = self.settled = 0  # tokens committed
+        self._reads_all = 0  # once it is known, tokens at the start of the text whose queries read all keys
         self._length = 0  # tokens of the current chunk
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
@@ -159,6 +167,11 @@ class SummaryMemory:
         return self._reading.far(self.position) * self.block_size
 
     @property
+    def num_layers(self) -> int:
+        """Layers that have read something."""
+        return len(self.layers)
+
+    @property
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
         return max((layer.batch for layer in self.layers.values()), default=0)
@@ -177,6 +190,10 @@ class SummaryMemory:
         """Make room for so many tokens more, when the next are read."""
         self._expected = max(self._expected, self.position + tokens)
 
+    def begin(self, known: bool) -> None:
+        """The next piece begins. known: whether none of its tokens gets logits."""
+        self._known = known
+
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None = None
     ) -> Tensor:
@@ -194,8 +211,9 @@ class SummaryMemory:
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
         state.write(start, keys, values, self._rounded(start + length), self._expected)
         self._length = length
+        self._reads_all = max(self._dense_on(q.device.type), self._reading.covered)
         how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap)
-        if self.known and length > 1:
+        if self._known and length > 1:
             how = replace(how, tile=self.block_size)
         if length > 1 and has_kernels(q, self.block_size) and q.dtype != torch.float32:
             from landmark.memory import sparse_attention_kernels as kernels
@@ -301,7 +319,7 @@ class SummaryMemory:
     ) -> Iterator[tuple[int, int, bool, Moves | None]]:
         """The chunk in parts of one kind: first position, the one behind the last, whether blocks are chosen, and how
         keys are moved."""
-        turning = self._known_positions is not None and layer not in self._unrotated
+        turning = self._known_positions is not None and layer not in self.unrotated_layers
         known = self._known_positions if turning else None
         bounds = [max(self._dense_on(device), how.covered)]
         if known is not None:  # whole groups, so that all queries of one are read alike
@@ -314,8 +332,46 @@ class SummaryMemory:
     def commit(self) -> None:
         """End the chunk in every layer."""
         self._chunks += bool(self._length)
-        self.position += self._length
+        is_settled, self.position = self.settled == self.position, self.position + self._length
+        if is_settled:
+            known = self.position if self._known else min(self.position, self._reads_all)
+            self.settled = max(self.settled, self._whole(known))
         self._length = 0
+
+    attend_in = attend
+
+    def is_end(self, tokens: int, local: int) -> bool:
+        """Whether another text may go on here: where all is settled."""
+        return self.settled == self.position
+
+    def fork_point(self, tokens: int) -> int:
+        """The last place among the first `tokens` of the text before which nothing depends on what follows."""
+        return self._whole(min(tokens, self.settled))
+
+    def _whole(self, tokens: int) -> int:
+        """Tokens up to the last block's end, or those that read all keys."""
+        if tokens <= self._reads_all:
+            return tokens
+        return max(self._reads_all, tokens // self.block_size * self.block_size)
+
+    def settle(self) -> None:
+        """Forget the tokens that are not settled; they are read again with the text that follows."""
+        if self.settled < self.position:
+            self.position = self.settled
+            self.discard()
+
+    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
+        """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` tokens at a time.
+
+        The tokens without logits are known, and are read in whole blocks. Behind the last whole block every token
+        chooses alone, so that the pieces, and the calls in which a text comes, do not show.
+        """
+        self._reads_all = max(self._dense_on(device), self._reading.covered)
+        before, known, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
+        if kept < length and self.chooses(before + length, device):
+            known = max(0, self._whole(before + length - kept) - before)
+        ends = {*range(step - before % step, known, step), known, *range(known + most, length, most), length}
+        return [Piece(start, stop, stop <= known) for start, stop in pairwise(sorted({0} | ends))]
 
     def discard(self) -> None:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""
@@ -332,6 +388,11 @@ class SummaryMemory:
         chosen.layers = {number: state.select(samples) for number, state in self.layers.items()}
         return chosen
 
+    def observe(self, local: int) -> int:
+        """Let all queries choose, also those that would read all keys; those of a block are read at a time."""
+        self.dense = 0
+        return self.block_size
+
     has_dropped = False  # blocks never are
 
     def mark(self) -> dict[int, Any]:
@@ -341,7 +402,7 @@ class SummaryMemory:
     def beginning(self, position: int, _: Mapping[int, Any]) -> "SummaryMemory":
         """A copy that has read the text up to this position."""
         begun = self.select_samples(torch.arange(self.batch_size))
-        begun.position = position
+        begun.position, begun.settled = position, min(position, self.settled)
         for layer in begun.layers.values():
             layer.forget(position)
         return begun
@@ -357,9 +418,10 @@ class SummaryMemory:
             for number, state in self.layers.items():
                 for name, x in (("keys", state.keys), ("values", state.values)):
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
+            places = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
             with name_in_errors(folder):
                 save_file(tensors, temporary / TENSORS)
-            write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), "position": end})
+            write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), **places})
             for name, content in (others or {}).items():
                 write_atomic(temporary / name, content)
 
@@ -387,10 +449,13 @@ class SummaryMemory:
             raise
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             raise UserError(f"{folder / TENSORS} is damaged ({error}): {REMEDY}") from error
-        if any(state.written != content["position"] for state in layers.values()):
-            raise UserError(f"{folder / CONTENT}: position={content['position']} is not that of the tensors: {REMEDY}")
+        position, settled = content["position"], content.get("settled", content["position"])
+        if any(state.written != position for state in layers.values()):
+            raise UserError(f"{folder / CONTENT}: position={position} is not that of the tensors: {REMEDY}")
+        if not isinstance(settled, int) or not 0 <= settled <= position:
+            raise UserError(f"{folder / CONTENT}: settled={settled} must be from 0 to position={position}: {REMEDY}")
         self.reset()
-        self.position, self.layers = content["position"], layers
+        self.position, self.settled, self.layers = position, settled, layers
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal in a memory that loads this one."""
@@ -441,8 +506,7 @@ class _Layer:
                 return torch.zeros(shape, dtype=dtype, device=self._like.device)
             if self._tier == "cpu":
                 return torch.zeros(shape, dtype=dtype, pin_memory=self._like.is_cuda)
-            with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # the file lives on without a name
-                return torch.from_file(file.name, True, max(1, size), dtype=dtype)[:size].view(shape)
+            return mapped_file(size, dtype, self._folder).view(shape)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 
 from landmark.answering.answering import Answering
 from landmark.cli import reading
+from landmark.documents import Document, saved_document
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
@@ -67,6 +68,7 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
     read = memory.ids[0].tolist()
     assert tokenizer.decode(read) == BOOK + tokenizer.apply_chat_template(chat, tokenize=False)[: -len("e<|im_end|>\n")]
     assert len(later) == 6
+    assert saved_document(kept, tokenizer.decode(read)) == Document("book.txt", BOOK)
     with pytest.raises(UserError, match="is for a model of transformers that reads blocks"):
         ask("task=chat", questions="Who?\n", kind="pretrained_base")
 

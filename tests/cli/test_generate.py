@@ -9,6 +9,7 @@ import pytest
 from landmark.answering.sampling import Sampling
 from landmark.data import load_tokenizer
 from landmark.data.sources import read_text
+from landmark.documents import saved_document
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from tests.saved import saved_run
@@ -83,14 +84,30 @@ def test_a_file_alone_is_gone_on_from(ask, monkeypatch):
     book = f"prompt_file={ask.folder / 'book.txt'}"
     said, _ = ask(book)
     assert said == expected(ask.model, BOOK)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(BOOK))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
     assert ask("prompt_file=-")[0] == said
     (ask.folder / "book.txt").write_bytes(b"\xef\xbb\xbfIt was")
     assert ask(book)[0] == expected(ask.model, "It was")
     assert read_text(ask.folder / "book.txt") == "It was"
     (ask.folder / "book.txt").write_bytes(b"\xff\xfe\xfd")
-    with pytest.raises(UserError, match="book.txt: is not text in UTF-8"):
+    with pytest.raises(UserError, match="book.txt: is not text in UTF-16"):
         ask(book)
+
+
+def test_files_are_read_one_after_the_other_and_the_memory_says_where_each_begins(ask):
+    (ask.folder / "a.md").write_text("# It was\r\n\r\nthe best.\r\n")
+    (ask.folder / "b.txt").write_text("It was the worst.\nOf times.", "utf-16")
+    named = ",".join(str(ask.folder / name) for name in ("a.md", "b.txt"))
+    text, kept = "a.md\n\n# It was\n\nthe best.\n\nb.txt\n\nIt was the worst.\nOf times.\n\n", ask.folder / "kept"
+    said, _ = ask(f"prompt_file=[{named}]", f"memory.save={kept}", "prompt=It")
+    assert said == expected(ask.model, text, "It")
+    document = saved_document(kept, text)
+    assert [document.place(text.index(word)) for word in ("best", "b.txt", "Of")] == [
+        "a.md, line 3",
+        "b.txt",
+        "b.txt, line 2",
+    ]
+    ask("prompt=It", f"memory.load={kept}")
 
 
 def test_a_plain_transformer_reads_both_and_a_run_of_another_tokenizer_is_refused(ask):

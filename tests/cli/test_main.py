@@ -8,11 +8,33 @@ import sys
 import pytest
 
 from landmark.cli import main
+from landmark.cli.composing import read_arguments
 from landmark.config import schema, to_config
+from landmark.config.rows import quoted
 from landmark.experiment import runner
 from landmark.experiment.jobs import Inputs
 from landmark.utils.errors import Diverged, UserError
 from tests.configurations import compose_conf
+
+TEXTS = [
+    "Who is Kim, and why?",
+    "What's up (now)?",
+    "Où? {a: 1}",
+    "[1]",
+    "1e3",
+    "TRUE",
+    "range(1,3)",
+    " a ",
+    '\'tis, "so"',
+]
+TEXTS += [r"C:\new, end\ ", r"a\b\\", r"\"x\" ${seed}, \${seed}", "a = b", "${seed}", r"x\,y", "'a','b'"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_is_the_text_that_was_typed_and_what_is_quoted_for_hydra_is_read_as_it_stands(text):
+    typed = read_arguments([f"prompt={text}", quoted(f"data.path={text}"), "prompt_file=a"]).words
+    config = to_config(compose_conf(typed))
+    assert (config.prompt, config.data.path) == (text, text)
 
 
 def test_table_trains_each_run_once_and_evaluates_each_row_and_a_second_start_only_renders(work, capsys):
@@ -84,12 +106,6 @@ def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(
         work("model=landmark", "eval.task=copy", "eval.length=96")
     said = capsys.readouterr().out
     assert re.search(r"single: first copy \d\.\d{4} ± \S+, second copy \d\.\d{4} ± \S+, from its record", said)
-
-
-def test_experiments_of_one_sweep_share_a_training(work, here):
-    done = here("-m", "+experiment=table2_granularity,sweep_k_local", *work.common, "task=evaluate")
-    assert done.code == 0, done.err
-    assert sorted(work.trained) == ["landmark", "transformer", "transformer_xl"]
 
 
 def test_seeds_train_a_run_each(work, capsys):
@@ -223,12 +239,3 @@ def test_task_table_reads_records_only_and_names_the_first_rows_that_are_missing
     assert "xl_2048" in said[said.index("have no record yet") :]
     assert "landmark_2048_k4 is better than plain_512" in said
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
-
-
-def test_one_row_is_evaluated_without_a_table(work):
-    work("+experiment=sweep_k_local", "row=k2_local150")
-    assert work.evaluated == ["k2_local150"]
-    assert not (work.output / "tables").exists()
-    work("+experiment=sweep_k_local")
-    assert len(work.evaluated) == 13
-    assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()

@@ -53,6 +53,16 @@ def test_every_window_against_the_written_out_stream(raw: np.ndarray, block_size
     assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
 
 
+@given(raw_streams, block_sizes, st.integers(0, 99))
+def test_plain_windows_can_begin_where_those_with_landmarks_do(raw: np.ndarray, block_size: int, seed: int):
+    numbers = np.arange(3 * len(raw), dtype=np.uint32)
+    of_landmarks, plain = (make(numbers, *given, seed=seed) for given in ((block_size,), (None,)))
+    same = make(numbers, None, seed=seed, cut_as=block_size)
+    begins = [next(int(token) for token in window if token != LANDMARK) for window in of_landmarks.batch(5).tokens]
+    assert same.batch(5).tokens[:, 0].tolist() == [min(first, plain.num_starts - 1) for first in begins]
+    assert torch.equal(same.at([3]).tokens, plain.at([3]).tokens)
+
+
 def test_ids_that_begin_a_text_take_the_places_of_the_first_tokens():
     b, c, d, e, f, g = range(1, 7)
     raw = np.array([0, b, c, d, e, f, g, 7, 8, 0, 0, 0], dtype=np.uint16)

@@ -181,7 +181,7 @@ def test_the_settings_of_a_run_need_not_be_typed_but_for_those_of_reading_it(out
     assert asked("task=generate", "run=aaa").size == "paper"  # an early run's folder does not say
 
 
-@pytest.mark.parametrize(("key", "config"), [("model.block_ends", {"model": {"block_ends": 3}}), ("team", {"team": 3})])
+@pytest.mark.parametrize(("key", "config"), [("model.fan_out", {"model": {"fan_out": 3}}), ("team", {"team": 3})])
 def test_a_run_of_a_setting_that_was_removed_is_refused_in_one_line(tmp_path, key, config):
     write_json(tmp_path / "launch.json", {"config": config})
     with pytest.raises(UserError, match=rf"launch\.json: {key}=3: there is no such setting; .*tried.md") as error:

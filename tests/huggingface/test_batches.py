@@ -166,25 +166,26 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     assert sum(calls) == 60 + 5
     calls.clear()
     assert torch.equal(prefixes.generate(text, **GREEDY), expected)
-    in_tiles = settings is FREE  # chunks end where tiles do, the last one before the token whose logits are wanted
-    assert sum(calls) == (1 if in_tiles else 60 - 54) + 5, "from the last whole chunk on"
+    in_blocks = settings is FREE
+    whole = 56 if in_blocks else 54  # the last whole block, or chunk, before the token whose logits are wanted
+    assert sum(calls) == 60 - whole + 5
     longer = torch.cat([first, text[:, :11]], 1)
     memory = model.new_memory()
     model.generate(text, past_key_values=memory, **GREEDY)
     expected = model.generate(longer, past_key_values=memory, **GREEDY)
     calls.clear()
     assert torch.equal(prefixes.generate(longer, **GREEDY), expected)
-    assert sum(calls) == 1 + 11 + 5, "the last token of an answer is not read before"
+    assert sum(calls) == 77 - (56 if in_blocks else 65) + 5, "the last token of an answer is not read before"
     edited = longer.clone()
     edited[0, 40] = (edited[0, 40] + 1) % 256
     expected = model.generate(edited, **GREEDY)
     calls.clear()
     assert torch.equal(prefixes.generate(edited, **GREEDY), expected)
-    assert sum(calls) == 77 - (40 if in_tiles else 36) + 5
+    assert sum(calls) == 77 - (40 if in_blocks else 36) + 5
     changed = longer.clone()
     changed[0, 70] = (changed[0, 70] + 1) % 256
-    anywhere = in_tiles and family == "llama"  # a text without landmarks or windows is whole at each token
-    assert prefixes.longest(changed[0].tolist()) == (70 if anywhere else 65), "where the text went on before"
+    at_blocks = in_blocks and family == "llama"  # a text without landmarks or windows is whole at each block's end
+    assert prefixes.longest(changed[0].tolist()) == (64 if at_blocks else 56 if in_blocks else 65)
 
 
 def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_once(text, caplog):

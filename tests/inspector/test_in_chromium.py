@@ -181,21 +181,6 @@ def test_search_goes_from_place_to_place(opened, tokens):
     assert opened.texts("output") == ["not found"]
 
 
-def test_surprise_and_colours(browser, page):
-    for dark in (False, True):
-        browser.open(page, dark=dark, width=420 if dark else 1280)
-        wait(browser)
-        browser.click("#surprise")
-        click_token(browser, 60)
-        assert browser.js("return document.querySelectorAll('b.surprise').length") > 50
-        schemes = []
-        for _ in range(2):
-            schemes.append(browser.js("return getComputedStyle(document.body).backgroundColor"))
-            browser.click("#theme")
-        assert schemes[0] != schemes[1]
-        assert browser.js("return document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
-
-
 def test_32k_tokens(browser, tmp_path):
     """Only visible rows have an element for each token."""
     layers, heads, k, count, block_size = 4, 4, 4, 1 << 15, 50

@@ -200,14 +200,13 @@ def book(saved_once, tmp_path):
     return shutil.copytree(saved_once / "book", tmp_path / "book")
 
 
-def edit(again=True, **changes):
-    """A change of memory.json, with its hash or without."""
+def edit(**changes):
+    """A change of memory.json, with its hash."""
 
     def edited(folder):
         path = folder / "memory.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-        if again:
-            hash_again(folder, HASHES)
+        hash_again(folder, HASHES)
 
     return edited
 
@@ -232,11 +231,6 @@ def lose_landmarks(folder):
     save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, file)
 
 
-def cut(folder):
-    lines = (folder / HASHES).read_text().splitlines(keepends=True)
-    (folder / HASHES).write_text("".join(lines[:-1]))
-
-
 AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
 
 
@@ -244,25 +238,19 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
     ("change", "given", "said"),
     [
         (None, {"block_size": 5}, "was saved with model.block_size=3, here it is 5"),
-        (None, {"keys": Keys(rope_base=500.0)}, "was saved with model.rope_base=10000.0, here it is 500.0"),
         (None, {"mapping": "true"}, "was saved with positions.mapping=stingy, here it is true"),
         (None, {"gate": Grouped(0.5)}, "was saved with model.alpha=0.0, here it is 0.5"),
         (None, {"keys": Keys(0.5)}, "was saved with model.key_offset=0.0, here it is 0.5"),
         (None, {"scorer": "mean_key"}, "without the keys that retrieval.scorer=mean_key"),
         (None, {"name": "another"}, "was read by another model"),
-        (None, {"name": None}, "was read by another model"),
         (edit(landmark_values=True), {}, "landmark_values=True, which this version does not have"),
         (edit(format=99), {}, "the memory has format 99, this version reads 3"),
-        (edit(False, position=7), {}, r"json is damaged, its SHA-256 differs from memory\.sha256: save the"),
         *((edit(layers=x), {}, AGAIN) for x in ([], {"0": 3}, {"0": {"added": 1}}, {"0": {"added": 1, "kept": 2}})),
         *((edit(position=x), {}, AGAIN) for x in ("x", -5)),
         (edit(layers={"0/../../outside": {"added": 15, "kept": 15}}), {}, "is no layer"),
         (edit(position=61), {}, "layer 1 has not read position="),
         (changed(link), {}, "which is not in it"),
         (changed(lose_landmarks), {}, "layer-1.safetensors is missing or damaged .*landmarks"),
-        (lambda folder: (folder / "memory.json").unlink(), {}, "holds no saved memory: memory.json is missing"),
-        (lambda folder: (folder / HASHES).unlink(), {}, r"memory\.sha256 does not exist: save the memory again"),
-        (cut, {}, r"memory\.sha256 is damaged, it has no hash of memory\.json"),
     ],
 )
 def test_what_does_not_fit_or_was_changed_is_refused(book, change, given, said):
@@ -315,23 +303,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
     ("settings", "message"),
     [
         ({"k": -1}, "retrieval.k=-1: must be at least 0"),
-        ({"k": "4"}, "retrieval.k='4': must be a whole number"),
-        ({"k": None}, "retrieval.k=null: must have a value"),
         ({"kk": 4}, "memory has no setting kk: it has cache, "),
         ({"max_blocks": 3}, "memory.blocks=3: is less than retrieval.k=4"),
-        ({"max_blocks": 9.5}, "memory.blocks=9.5: must be a whole number"),
         ({"granularity": "per_block"}, "retrieval.granularity=per_block: must be one of per_token_and_head, "),
-        ({"scorer": "best"}, "retrieval.scorer=best: must be one of landmark, "),
         ({"cutoff": 1.5}, "cmt.cutoff=1.5: must be at least 0 and at most 1"),
-        ({"cutoff": "low"}, "cmt.cutoff='low': must be a number"),
-        ({"mapping": "lavish"}, "positions.mapping=lavish: must be one of stingy, true, auto"),
         ({"mapping": "auto"}, "positions.mapping=auto: is for texts without landmarks"),
-        ({"cache": 0}, "memory.cache=0: must be at least 1"),
         ({"rerank": 3}, "retrieval.rerank=3: is less than retrieval.k=4"),
         ({"rerank": 8, "granularity": "per_head"}, "rerank=8: chooses for .*, not retrieval.granularity=per_head"),
         ({"rerank": 8, "scorer": "recent"}, "rerank=8: looks again at the best .*, and retrieval.scorer=recent has"),
         ({"first": 1}, "retrieval.first=1: is for texts without landmarks"),
-        ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
         ({"index": "faiss", "granularity": "per_token"}, "memory.index=faiss: chooses for each query and head, not"),
         ({"index": "faiss", "max_blocks": 9}, "memory.index=faiss: cannot drop blocks, not memory.blocks=9"),
         ({"index": "faiss", "scorer": "mean_key"}, "index=faiss: ranks by landmarks, not retrieval.scorer=mean_key"),

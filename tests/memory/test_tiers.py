@@ -115,16 +115,6 @@ def test_the_least_recently_used_block_is_dropped_first():
     assert (counts.cache_hits, counts.cache_misses) == (11, 10)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5])
-def test_the_cache_forgets_as_an_ordered_dictionary_would(slots):
-    cache, kept = BlockCache(slots, torch.zeros(1, 1, 1, 2, 2)), []
-    cache.reserve(12)
-    for place in np.random.default_rng(0).integers(0, 12, 80).tolist():
-        cache.fetch(np.array([place]), rows_of(asked := [], 8), TierCounts())
-        assert bool(asked) == (place not in kept)
-        kept = [*(each for each in kept if each != place), place][-slots:]
-
-
 @pytest.mark.parametrize("tier", ["device", "cpu"])
 @pytest.mark.parametrize("max_blocks", [None, 700, 5000])
 def test_a_store_reserves_little_more_than_it_holds_and_no_more_where_it_knows_what_comes(max_blocks, tier):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,6 @@ import vl_convert
 
 from landmark.config import to_config
 from landmark.config.rows import named
-from landmark.config.schema import PanelConfig
 from landmark.results import render, tables
 from landmark.results.charts import COLOURS, Look, frame, point, series_looks
 from landmark.results.charts import curves as draw_curves
@@ -194,15 +192,6 @@ def test_a_listed_panel_has_few_series_and_each_has_rows(experiment):
         assert 2 <= len(panel.series) <= 5 or panel.value == "copies", title
         for pattern in " ".join(panel.series.values()).split():
             assert any(fnmatchcase(row, pattern) for row in named(config)), f"{title}: {pattern}"
-
-
-def test_series_of_one_length_stand_beside_their_names_and_those_without_rows_are_left_out():
-    def first(**series):
-        listed = {"a": PanelConfig(series={"none": "nothing_*", **series})}
-        return panels(replace(tabulate("ablation_retrieval"), panels=listed))[0][0]
-
-    assert [each["name"] for each in points(first(best="landmark_2048", newest="recent_2048"))] == ["best", "newest"]
-    assert first().title == "Perplexity", "then the experiment's figure is drawn"
 
 
 # ---- the probe `copy`: maps of the blocks that tokens retrieve, and the loss on both copies

@@ -60,20 +60,6 @@ def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_
     assert not build("t", {"b": records["b"]}, published).published
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(["a/gemma", "a/gemma"], "t: gemma, data"), (["a", None], "t: size nano, data"), (["a", "b"], "t: size")],
-)
-def test_header_names_the_model_of_transformers_that_all_rows_read_with(configure, make_record, names, said):
-    records = {}
-    for number, name in enumerate(names):
-        record = make_record(configure("size=nano", f"seed={number}"), f"row{number}", 20.0)
-        own = [] if name is None else ["model.name=other", f"model.name={name}"]
-        record["labels"]["overrides"] = ["size=nano", *own]
-        records[f"row{number}"] = [record]
-    assert build("t", records).header.startswith(said)
-
-
 def test_a_narrow_terminal_shows_what_differs_and_every_column_has_a_title(table1):
     wide, narrow = render.as_text(table1), render.as_text(table1, width=100)
     assert max(map(len, narrow.splitlines()[2:16])) <= 100 < max(map(len, wide.splitlines()[2:16]))

@@ -7,9 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from landmark.experiment.records import Records
-from landmark.tracking import dashboard
 from landmark.tracking.tracker import of_run
-from landmark.utils.errors import UserError
 from landmark.utils.source_tree import commit
 from tests.tracking.wandb_server import read_offline
 from tests.workplace import run_task
@@ -162,17 +160,3 @@ def test_everything_the_dashboard_shows_was_logged_and_that_of_an_experiment_sho
     (condition,) = filtered
     assert (condition["key"], condition["op"]) == ({"section": "run", "name": "name"}, "IN")
     assert set(condition["value"]) == {run.identity for run in [offline.train[0], *offline.evaluate[:3]]}
-
-
-def test_a_dashboard_that_cannot_be_made_is_one_line(configure, books, tmp_path, monkeypatch):
-    from wandb_workspaces.workspaces import Workspace
-
-    def refuse(self):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(Workspace, "save", refuse)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    with pytest.raises(UserError, match=r"W&B did not take the workspace \(no route\)"):
-        dashboard.publish(dashboard.build(configure()))
-    with pytest.raises(UserError, match="corpus pg19 is not prepared"):
-        run_task("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}")

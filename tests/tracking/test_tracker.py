@@ -20,9 +20,9 @@ from landmark.experiment.records import Records
 from landmark.tracking import loggers, wandb_run
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import mode
-from landmark.utils.files import read_json, write_json
+from landmark.utils.files import write_json
 from landmark.utils.metrics_csv import read_metrics
-from tests.configurations import SMALL, compose_conf
+from tests.configurations import compose_conf
 from tests.forked import python
 from tests.tracking.wandb_server import Server, read_offline
 from tests.training.training_case import At, make_config, run
@@ -119,7 +119,7 @@ def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatc
         if trouble == "gone":
             server.go_away()
 
-    config = configure(f"output={tmp_path}", "name=survival")
+    config = configure(f"output={tmp_path}")
     with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path / "run") as made:
         _, summary = run(make_config("transformer"), tmp_path, [*made, At(15, begin)])
     every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})
@@ -237,28 +237,3 @@ def test_its_runs_are_the_cells_of_the_grid(sweep):
     words = [word for word in sweep["command"] if not word.startswith("${")]
     given = {"name": config.name, "eval.length": config.eval.length, "memory.blocks": config.memory.blocks}
     assert words == [f"{key}={value}" for key, value in given.items()]
-
-
-def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
-    from wandb.wandb_agent import Agent
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s4f0")
-    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):  # which the agent sets
-        monkeypatch.setenv(name, "")
-    agent = Agent(api=None, queue=None)
-    chosen = ["data=stdlib", "tokenizer=bytes", "size=nano", f"output={tmp_path}"]
-    chosen += ["data.max_documents=6", "eval.tokens=8192", *SMALL, "logger=wandb"]
-    agent._sweep_command = [*sweep["command"][:-1], *chosen, sweep["command"][-1]]
-    arguments = {"retrieval.k": {"value": 4}, "eval.local": {"value": 250}}
-    agent._command_run({"run_id": "r4n1", "program": sweep["program"], "args": arguments})
-    assert agent._run_processes["r4n1"].wait() == 0
-    (path,) = (tmp_path / "records" / "rows").iterdir()
-    record = read_json(path)
-    assert (record["settings"]["k"], record["settings"]["local"], record["settings"]["eval_length"]) == (4, 250, 2048)
-    assert sweep["metric"]["name"] in record["results"]
-    logged = {folder.name.split("-")[3] for folder in (tmp_path / "wandb").glob("offline-run-*")}
-    assert logged == {"r4n1"}

@@ -78,7 +78,7 @@ class Service:
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
 
         def deltas() -> Generator[Delta]:
-            if asked.document is not None and prefixes.longest(ids, client) < len(document):
+            if asked.document is not None and not prefixes.has(document, client):
                 prefixes.add(self.memories.memory(client, asked.document), client)
             with prefixes.using(ids, client) as cache:
                 counts.extend((len(ids), cache.get_seq_length()))

@@ -82,7 +82,7 @@ class LandmarkLM(TemplateLM):
             raise UserError(f"tokenizer={tokenizer}: a run has its own, leave it out")
         self._text = tokenizer_of(Path(path)) if bare is None else open_pretrained(tokenizer or path)
         self._settings = memory
-        self._answering = None if bare is None else Answering(bare, self._text.inner, local=local)
+        self._answering = None if bare is None else Answering(bare, self.tokenizer, local=local)
         self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")

@@ -93,6 +93,14 @@ def test_a_special_tokens_name_changes_no_other_ids_of_its_message(pieces):
     assert tokenizer.convert_tokens_to_ids("<|assistant|>") == both[-1] == ids[-1]
 
 
+def test_many_names_of_special_tokens_cost_no_more_than_other_text(monkeypatch):
+    tokenizer, calls = chat_tokenizer(CHATML), []
+    chats, encode = Chats(tokenizer), type(tokenizer).__call__
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *given, **named: calls.append(1) or encode(*given, **named))
+    assert len(chats.ids([user("a<|im_end|>" * 5000)])) > 5000 * len("a<|im_end|>")
+    assert len(calls) < 20
+
+
 def channels():
     tokenizer = make_tokenizer()
     names = "start", "end", "message", "channel", "return"

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from landmark.answering.chats import Separation
-
 Decode = Callable[[list[int]], str]
+Parts = Callable[[str, bool], tuple[str, str]]
 
 
 class Delta(NamedTuple):
@@ -23,15 +22,17 @@ class Delta(NamedTuple):
 class Answer:
     """An answer while it is made.
 
-    decode: the text of ids. said: its reasoning and its text. stop: texts that end it, and are no part of it. before:
-    ids of the prompt, where the answer's first token goes on in the middle of a text. tokens: ids so far. finish:
-    "stop" or "length"; None before the end.
+    decode: the text of ids. stop: texts that end it, and are no part of it. parts: its reasoning and what follows, of
+    all that was said so far, and whether it has ended, as `Chats.parts`. before: ids of the prompt, where the answer's
+    first token goes on in the middle of a text. tokens: ids so far. finish: "stop" or "length"; None before the end.
     """
 
     decode: Decode
-    said: Separation = field(default_factory=Separation)
     stop: Sequence[str] = ()
+    parts: Parts = lambda text, ended: ("", text)
     before: Sequence[int] = ()
+    reasoning: str = ""
+    text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
 
@@ -50,8 +51,9 @@ class Answer:
             self.finish, text = "stop", text[: min(found)]
         held = 0 if self.finish else max((len(each) - 1 for each in self.stop), default=0)
         self._given = max(self._given, len(text) - held)
-        reasoning, content = self.said.more(text[: self._given], self.finish is not None)
-        return Delta(content, reasoning, self.finish)
+        before = self.reasoning, self.text
+        self.reasoning, self.text = self.parts(text[: self._given], self.finish is not None)
+        return Delta(self.text[len(before[1]) :], self.reasoning[len(before[0]) :], self.finish)
 
 
 class Decoding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landmark.answering.answer import Answer, Delta
-from landmark.answering.chats import Chats, Separation
+from landmark.answering.chats import Chats
 from landmark.answering.sampling import Chooser, Sampling, follow
 from landmark.huggingface import LandmarkCache, PrefixCache
 from landmark.huggingface.families import head_dim, landmark_layers, text_config
@@ -60,9 +61,9 @@ class Answering:
     def new_answer(self, ids: Sequence[int], is_chat: bool, stop: Sequence[str] = ()) -> Answer:
         """An answer to a prompt, of which nothing is there yet. is_chat: its reasoning is apart from its text."""
         if not is_chat:
-            return Answer(self.chats.decode, stop=stop, before=ids)
-        separation = Separation(self.chats, self.chats.opens_reasoning(ids))
-        return Answer(lambda tokens: self.chats.decode(tokens, with_marks=True), separation, stop)
+            return Answer(self.chats.decode, stop, before=ids)
+        parts = partial(self.chats.parts, opened=self.chats.opens_reasoning(ids))
+        return Answer(partial(self.chats.decode, with_marks=True), stop, parts)
 
     def read(
         self, ids: Tensor, cache: Any, gone: threading.Event | None = None, progress: Progress | None = None

@@ -42,7 +42,8 @@ class Chats:
         """tokenizer: of transformers."""
         self.tokenizer, self.template = tokenizer, Template(tokenizer)
         special = {id: str(token) for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        names = sorted(special.values(), key=len, reverse=True)
+        self._tokens = {str(token): token for token in tokenizer.added_tokens_decoder.values() if token.special}
+        names = sorted(self._tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         ids, bare = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
         self.beginning: list[int] = ids[: ids.index(bare[0])] if bare else []  # ids before a text, as the model expects
@@ -62,16 +63,11 @@ class Chats:
         is the beginning of the answer. settings: of the template, as `enable_thinking`. Raises UserError as
         `Template.render`.
         """
-        words: dict[str, str] = {}  # names of special tokens in messages, by what stands for them
-
-        def replace(found: re.Match[str]) -> str:
-            words[name := f"token{uuid.uuid4().hex}"] = found[0]
-            return name
-
-        protected = [{**each, "content": self._special.sub(replace, each["content"])} for each in messages]
+        words = _Words()
+        protected = [{**each, "content": self._special.sub(words.hide, each["content"])} for each in messages]
         text = self.text(protected, goes_on, settings)
         if not self.template:
-            return self.text_ids(_restored(text, words), begins)
+            return self.text_ids(words.shown(text), begins)
         ids, count = self._ids_of_template(text, words), len(self.beginning)
         return ids[count:] if not begins and count and ids[:count] == self.beginning else ids
 
@@ -94,26 +90,31 @@ class Chats:
             raise UserError("continue_final_message: the model's template leaves the end of the last message out")
         return text if behind.startswith(" ") else text.rstrip()  # the template cuts space at the ends
 
-    def _ids_of_template(self, text: str, words: Mapping[str, str]) -> list[int]:
+    def _ids_of_template(self, text: str, words: _Words) -> list[int]:
         """Ids of what the template wrote: as the tokenizer takes it, but `words`, which are ordinary text."""
-        if not words:
+        if not words.found:
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids, parts = list[int](), re.split(f"({'|'.join(words)})", text)
-        for number, part in enumerate(parts):
-            if part:
-                ids += self._ids_within(words.get(part, part), is_word=number % 2 == 1, begins=not ids)
+        ids, at, before = list[int](), 0, None
+        for found in [*self._special.finditer(text), None]:
+            token = self._tokens[found[0]] if found else None
+            part = words.shown(text[at : found.start() if found else None])
+            part = part.lstrip() if before is not None and before.rstrip else part  # as Phi-3's tokens do
+            part = part.rstrip() if token is not None and token.lstrip else part
+            ids += self._ids_within(part, begins=not ids) if part else []
+            if found:
+                ids.append(self.tokenizer.convert_tokens_to_ids(found[0]))
+                at, before = found.end(), token
         return ids
 
-    def _ids_within(self, text: str, is_word: bool, begins: bool) -> list[int]:
-        """Ids of a part of a text. Behind others a tokenizer of pieces must not put a space before it, as it does at
-        the beginning of a text: so it is read behind a line end.
+    def _ids_within(self, text: str, begins: bool) -> list[int]:
+        """Ids of ordinary text. Behind a token, a tokenizer of pieces must not put a space before it, as it does at the
+        beginning of a text: so it is read behind a line end.
         """
-        given = {"add_special_tokens": False, "split_special_tokens": is_word}
         if not begins:
-            line, both = (self.tokenizer(each, **given)["input_ids"] for each in ("\n", f"\n{text}"))
+            line, both = (self.text_ids(each, False) for each in ("\n", f"\n{text}"))
             if both[: len(line)] == line:
                 return both[len(line) :]
-        return self.tokenizer(text, **given)["input_ids"]
+        return self.text_ids(text, False)
 
     def decode(self, ids: Sequence[int], with_marks: bool = False) -> str:
         """The text of ids without special tokens. with_marks: but those around reasoning, for `parts`."""
@@ -127,7 +128,7 @@ class Chats:
             return False
         return self.tokenizer.decode(ids[-16:], skip_special_tokens=False).rstrip().endswith(self.marks.opening)
 
-    def parts(self, text: str, opened: bool, whole: bool = True) -> tuple[str, str]:
+    def parts(self, text: str, whole: bool = True, opened: bool = False) -> tuple[str, str]:
         """The reasoning in an answer, and what follows it. opened: the prompt has begun it. whole: the answer has
         ended; before, what may be a part of a mark is left out.
         """
@@ -160,24 +161,17 @@ def _settled(text: str, mark: str) -> str:
     return text.removesuffix(next((part for part in parts if text.endswith(part)), ""))
 
 
-class Separation:
-    """The reasoning of an answer that comes piece by piece, and the text that follows it, so far. chats, opened: as of
-    `Chats.parts`; None: reasoning stays in the text.
-    """
+class _Words:
+    """Names of special tokens in messages, in whose places stand words that a template leaves as they are."""
 
-    def __init__(self, chats: Chats | None = None, opened: bool = False):
-        self._chats, self._opened = chats, opened
-        self.reasoning = self.text = ""
+    def __init__(self) -> None:
+        self.found, self._mark = list[str](), f"token{uuid.uuid4().hex}x"
 
-    def more(self, answer: str, whole: bool = False) -> tuple[str, str]:
-        """What is new of both. answer: all of it so far. whole: it has ended."""
-        before = len(self.reasoning), len(self.text)
-        parts = ("", answer) if self._chats is None else self._chats.parts(answer, self._opened, whole)
-        self.reasoning, self.text = parts
-        return self.reasoning[before[0] :], self.text[before[1] :]
+    def hide(self, found: re.Match[str]) -> str:
+        """What stands for a name."""
+        self.found.append(found[0])
+        return f"{self._mark}{len(self.found) - 1}x"
 
-
-def _restored(text: str, words: Mapping[str, str]) -> str:
-    for name, word in words.items():
-        text = text.replace(name, word)
-    return text
+    def shown(self, text: str) -> str:
+        """The text with the names in their places again."""
+        return re.sub(rf"{self._mark}(\d+)x", lambda found: self.found[int(found[1])], text)

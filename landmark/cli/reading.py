@@ -18,8 +18,9 @@ from landmark.documents import Document, beside_memory, document_of, joined, rea
 from landmark.experiment.jobs import folder_of
 from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
-from landmark.utils.files import checked_text, read_json, standard_input
+from landmark.utils.files import read_json
 from landmark.utils.progress import progress_bar
+from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
     from landmark.evaluation.generation import GenerationStatistics
@@ -112,12 +113,14 @@ def chat(command: Command) -> None:
     """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
     config, inputs = with_document(command.only_config()), command.runner.inputs
     check_dtype(config)
-    typed = standard_input()
+    if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
     chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)
-    while (question := _asked(typed)) is not None:
+    while (question := _asked()) is not None:
         try:
-            if question := checked_text(question, "the question").strip():
-                chat.answer(question)
+            check_value("question", question, {})
+            if question.strip():
+                chat.answer(question.strip())
         except UserError as error:  # the chat goes on, and is saved
             print(error, file=sys.stderr)
     if config.memory.save is not None:
@@ -185,7 +188,7 @@ class Conversation:
             except Gone:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
-        self._messages = [*messages, {"role": "assistant", "content": answer.said.text}]
+        self._messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""
@@ -195,9 +198,9 @@ class Conversation:
             print(f"saved in {folder}", file=sys.stderr)
 
 
-def _asked(typed: Any) -> str | None:
+def _asked() -> str | None:
     """The next line of the input; None: it has ended. On a terminal Ctrl-C drops the line that was begun."""
-    is_terminal = typed.isatty()
+    is_terminal = sys.stdin.isatty()
     print("> " if is_terminal else "", end="", file=sys.stderr, flush=True)
     try:
         return input()

@@ -108,7 +108,7 @@ class _Own:
     def new_answer(self, ids: list[int]) -> Answer:
         """What follows these ids, of which nothing is there yet."""
         decode = lambda tokens: self._tokenizer.written(tokens).decode("utf-8", "replace")  # noqa: E731
-        return Answer(decode, stop=self._config.generate.stop)
+        return Answer(decode, self._config.generate.stop)
 
     def answer(self, ids: list[int], answer: Answer) -> Iterator[Delta]:
         """Read the ids and give what follows, piece by piece. answer: is filled."""

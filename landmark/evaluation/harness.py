@@ -82,7 +82,7 @@ class LandmarkLM(TemplateLM):
             raise UserError(f"tokenizer={tokenizer}: a run has its own, leave it out")
         self._text = tokenizer_of(Path(path)) if bare is None else open_pretrained(tokenizer or path)
         self._settings = memory
-        self._answering = None if bare is None else Answering(bare, self._text.inner, local=local)
+        self._answering = None if bare is None else Answering(bare, self.tokenizer, local=local)
         self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
@@ -205,7 +205,7 @@ class LandmarkLM(TemplateLM):
             decode = self._answering.chats.decode
             memory = self.model.unlimited_memory(len(contexts[0]) + most) if memory is None else memory
             steps = self._answering.steps(contexts, memory, sampling, most)
-        answers = [Answer(decode, stop=until) for _ in contexts]
+        answers = [Answer(decode, until) for _ in contexts]
         for step in steps:
             for answer, token in zip(answers, step, strict=True):
                 if answer.finish is None:
@@ -215,7 +215,7 @@ class LandmarkLM(TemplateLM):
         for answer in answers:
             if answer.finish is None:
                 answer.add(None)
-        return [postprocess_generated_text(answer.said.text, until, None) for answer in answers]
+        return [postprocess_generated_text(answer.text, until, None) for answer in answers]
 
     @torch.no_grad()
     def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Score]:

@@ -87,10 +87,23 @@ class PrefixCache:
         with self.lock:
             return self._best(torch.tensor(list(ids), dtype=torch.int64), owner)[0]
 
+    def has(self, ids: Sequence[int], owner: str = "") -> bool:
+        """Whether a memory has read all of a text; its last tokens may be read again with what follows."""
+        wanted, model = torch.tensor(list(ids), dtype=torch.int64), self._model
+        with self.lock:
+            state = weights_state(model)
+            mine = (each for each in self._kept if each.owner == owner and each.cache.fits(model, state))
+            return any(each.shared(wanted) == len(wanted) for each in mine)
+
+    @property
+    def _model(self) -> Any:
+        """The model without PEFT's wrapper."""
+        return getattr(self.model, "get_base_model", lambda: self.model)()
+
     def _best(self, wanted: Tensor, owner: str) -> tuple[int, _Kept | None, Any]:
         """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
         best: tuple[int, _Kept | None, Any] = (0, None, None)
-        model = getattr(self.model, "get_base_model", lambda: self.model)()  # of PEFT
+        model = self._model
         state = weights_state(model)
         for kept in self._kept:
             if kept.owner != owner or not kept.cache.fits(model, state):

@@ -58,9 +58,9 @@ def main() -> None:
     server = uvicorn.Server(uvicorn.Config(app, given.host, given.port, timeout_graceful_shutdown=STOPPED))
     end = server.handle_exit
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(sig: int, frame: Any) -> None:
         app.state.service.stop()  # or the server would wait for the answers that are made
-        end(number, frame)
+        end(sig, frame)
 
     server.handle_exit = stop
     with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended

@@ -57,7 +57,8 @@ async def _client(request: Request) -> str:
     return str(key_of(request.headers, request.app.state.service.settings.keys))
 
 
-Serving, Client = Annotated[Service, Depends(_service)], Annotated[str, Depends(_client)]
+Serving = Annotated[Service, Depends(_service)]
+Client = Annotated[str, Depends(_client)]
 routes = APIRouter()
 
 
@@ -154,10 +155,10 @@ class Stream(StreamingResponse):
 
     async def _with_signs_of_life(self) -> AsyncIterator[str]:
         while True:
-            self._next = asyncio.ensure_future(run_in_threadpool(next, self._events, None))
-            while not (await asyncio.wait({self._next}, timeout=SILENCE))[0]:
+            self._next = following = asyncio.ensure_future(run_in_threadpool(next, self._events, None))
+            while not (await asyncio.wait({following}, timeout=SILENCE))[0]:
                 yield responses.progress(self._reading.read, self._reading.tokens, self._is_document)
-            if (event := self._next.result()) is None:
+            if (event := following.result()) is None:
                 return
             yield event
 

@@ -32,7 +32,7 @@ class Response:
         """The answer."""
         for _ in self.deltas:
             pass
-        whole = self.answer.said
+        whole = self.answer
         message = {**_message(whole.text, whole.reasoning), "refusal": None}
         choice = _choice(self.answer.finish) | ({"message": message} if self.is_chat else {"text": whole.text})
         name = "chat.completion" if self.is_chat else "text_completion"

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from landmark.answering.answer import Answer, Delta
+from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
-from landmark.answering.sampling import Sampling
 from landmark.serving.memories import Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.responses import Response
@@ -35,7 +34,7 @@ class Reading:
 
     def __call__(self, read: int, tokens: int) -> None:
         self.read, self.tokens = read, tokens
-        if read == tokens or time.monotonic() - self._told > SILENCE:
+        if time.monotonic() - self._told > SILENCE:
             self._told = time.monotonic()
             LOG.info("%s: %s of %s tokens read", self._what, f"{read:,}", f"{tokens:,}")
 
@@ -72,15 +71,23 @@ class Service:
     def complete(self, asked: Asked, client: str, reading: Reading) -> Response:
         """The response to a request. Nothing is read yet, but whatever can be refused is."""
         self.check_model(asked.model)
-        is_chat = isinstance(asked, Chat)
+        prefixes, is_chat = self.answering.prefixes, isinstance(asked, Chat)
         document = [] if asked.document is None else self.memories.ids(client, asked.document)
         ids, sampling = [*document, *self._prompt(asked, not document)], asked.sampling(self._recommended)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
+
+        def deltas() -> Generator[Delta]:
+            if asked.document is not None and not prefixes.has(document, client):
+                prefixes.add(self.memories.memory(client, asked.document), client)
+            with prefixes.using(ids, client) as cache:
+                counts.extend((len(ids), cache.get_seq_length()))
+                most = min(asked.most or self.settings.tokens, self.settings.tokens)
+                yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
+
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
-        deltas = self._deltas(asked, client, len(document), ids, answer, sampling, counts, reading)
-        return Response(deltas, answer, counts, head, is_chat)
+        return Response(deltas(), answer, counts, head, is_chat)
 
     def _prompt(self, asked: Asked, begins: bool) -> list[int]:
         """The ids of the prompt. begins: no document comes before it."""
@@ -89,25 +96,6 @@ class Service:
         assert isinstance(asked, Chat)
         messages, goes_on = [message.as_dict() for message in asked.messages], asked.continue_final_message
         return self.answering.chats.ids(messages, begins, goes_on, asked.chat_template_kwargs)
-
-    def _deltas(
-        self,
-        asked: Asked,
-        client: str,
-        document: int,
-        ids: list[int],
-        answer: Answer,
-        sampling: Sampling,
-        counts: list[int],
-        reading: Reading,
-    ) -> Generator[Delta]:
-        """The answer piece by piece. document: ids that begin the prompt. counts: gets its tokens, all and known."""
-        prefixes, most = self.answering.prefixes, min(asked.most or self.settings.tokens, self.settings.tokens)
-        if asked.document is not None and prefixes.longest(ids, client) < document:
-            prefixes.add(self.memories.memory(client, asked.document), client)
-        with prefixes.using(ids, client) as cache:
-            counts += [len(ids), cache.get_seq_length()]
-            yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
 
     def add_document(self, client: str, name: str, text: str, reading: Reading) -> dict[str, Any]:
         """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -273,23 +272,6 @@ def held_lock(path: Path, wait: Callable[[], object]) -> Iterator[None]:
         held = lock.acquire()
     with held:
         yield
-
-
-def standard_input() -> Any:
-    """Standard input as text in UTF-8, whatever the locale is; `checked_text` finds its bytes that are no text."""
-    with suppress(AttributeError):  # something else stands in its place
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
-    return sys.stdin
-
-
-def checked_text(text: str, where: str) -> str:
-    """The text, without a mark of the order of bytes. Raises UserError for one of `standard_input` that is no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) & 0xFF
-        raise UserError(f"{where}: is not text in UTF-8 (byte 0x{byte:02x} at character {error.start})") from error
-    return text.removeprefix("\ufeff")
 
 
 def delete_leftovers(paths: Iterable[Path]) -> None:

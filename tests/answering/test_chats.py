@@ -87,8 +87,8 @@ def test_reasoning_is_separated_while_it_is_said(opened):
     assert not chats.opens_reasoning(chats.ids([user("Who?")]))
     text, seen = f"{'' if opened else '<think>'}\nBirds < stones.\n</think>\n\nA heron </th.", [("", "")]
     for end in range(1, len(text) + 1):
-        seen.append(chats.parts(text[:end], opened, whole=end == len(text)))
+        seen.append(chats.parts(text[:end], end == len(text), opened))
         assert all(now.startswith(before) for now, before in zip(seen[-1], seen[-2], strict=True)), seen[-2:]
     assert seen[-1] == ("Birds < stones.", "A heron </th.")
-    assert chats.parts("A heron.", opened=False) == ("", "A heron.")
-    assert Chats(chat_tokenizer(TRIMS)).parts("<think>x</think>y", opened=False) == ("", "<think>x</think>y")
+    assert chats.parts("A heron.") == ("", "A heron.")
+    assert Chats(chat_tokenizer(TRIMS)).parts("<think>x</think>y") == ("", "<think>x</think>y")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 from tokenizers import AddedToken
@@ -11,7 +12,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 
 from landmark.answering import templates
 from landmark.answering.answer import Answer
-from landmark.answering.chats import Chats, Separation
+from landmark.answering.chats import Chats
 from landmark.utils.errors import UserError
 from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.huggingface.conftest import make_tokenizer
@@ -92,6 +93,14 @@ def test_a_special_tokens_name_changes_no_other_ids_of_its_message(pieces):
     assert tokenizer.convert_tokens_to_ids("<|assistant|>") == both[-1] == ids[-1]
 
 
+def test_many_names_of_special_tokens_cost_no_more_than_other_text(monkeypatch):
+    tokenizer, calls = chat_tokenizer(CHATML), []
+    chats, encode = Chats(tokenizer), type(tokenizer).__call__
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *given, **named: calls.append(1) or encode(*given, **named))
+    assert len(chats.ids([user("a<|im_end|>" * 5000)])) > 5000 * len("a<|im_end|>")
+    assert len(calls) < 20
+
+
 def channels():
     tokenizer = make_tokenizer()
     names = "start", "end", "message", "channel", "return"
@@ -121,11 +130,11 @@ def channels():
 def test_gpt_oss_channels_are_reasoning_but_the_final_one(text, reasoning, answer):
     """While the tokens come, nothing is shown that goes away again."""
     chats = channels()
-    made = Answer(lambda ids: chats.decode(ids, with_marks=True), Separation(chats))
+    made = Answer(partial(chats.decode, with_marks=True), parts=chats.parts)
     deltas = [made.add(token) for token in chats.tokenizer(text)["input_ids"]]
     deltas.append(made.add(None))
-    assert "".join(each.reasoning for each in deltas) == made.said.reasoning == reasoning
-    assert "".join(each.text for each in deltas) == made.said.text == answer
+    assert "".join(each.reasoning for each in deltas) == made.reasoning == reasoning
+    assert "".join(each.text for each in deltas) == made.text == answer
 
 
 @pytest.mark.parametrize(
@@ -143,7 +152,7 @@ def test_other_ways_to_open_reasoning_are_known(opening, closing):
     tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.content.split('{closing}')[-1] }}}}{{% endfor %}}"
     chats = Chats(tokenizer)
     ids = tokenizer(f"{opening}Birds.{closing}<|hidden|>A heron.")["input_ids"]
-    made = Answer(lambda ids: chats.decode(ids, with_marks=True), Separation(chats))
+    made = Answer(partial(chats.decode, with_marks=True), parts=chats.parts)
     deltas = [made.add(token) for token in [*ids, None]]
     assert "".join(each.reasoning for each in deltas) == "Birds."
     assert "".join(each.text for each in deltas) == "A heron."

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from landmark.answering import answering
 from landmark.answering.answer import Decoding
 from landmark.answering.answering import Answering
-from landmark.huggingface import PrefixCache
+from landmark.huggingface import LandmarkCache, PrefixCache
 from landmark.serving import app, service
 from landmark.serving.__main__ import main
 from landmark.serving.app import make_app
@@ -177,6 +177,22 @@ def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tm
     assert [each.choices[0].text for each in found] == expected * 2
     assert all(each.usage.prompt_tokens_details.cached_tokens >= len(text) for each in [*found, of_chat])
     assert of_chat.choices[0].message.content == greedily(model, tokenizer, "user: Who? \nassistant:", text)
+
+
+@pytest.mark.parametrize("settings", [{}, FREE])
+def test_a_document_in_memory_is_not_loaded_again(settings, tokenizer, tmp_path, monkeypatch):
+    """Its last tokens are no whole block: they are read again with each question, of which nothing else is."""
+    model, loaded, load = wrapped_model("gemma3", local=16, **settings), [], LandmarkCache.load
+    monkeypatch.setattr(LandmarkCache, "load", lambda *given: loaded.append(load(*given)))
+    with Server(model, tokenizer, tmp_path) as running:
+        running.http().put("/documents/book", content=b"A heron waits. " * 5)
+        for question in ("Who? ", "Where? ", "Who waits? "):
+            running.ask(question, extra_body={"document": "book"})
+        assert not loaded
+    with Server(model, tokenizer, tmp_path) as running:
+        for question in ("Who? ", "Where? "):
+            running.ask(question, extra_body={"document": "book"})
+    assert len(loaded) == 1
 
 
 def test_documents_that_cannot_be_kept_are_refused_before_they_are_read(model, tokenizer, tmp_path, monkeypatch):

@@ -277,6 +277,7 @@ class Config:
     figure: str = "rows"  # of landmark.results.figures
     panels: dict[str, PanelConfig] = field(default_factory=dict)  # in place of that picture: title to a panel
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
+    trial: bool = False  # numbers of few steps, which a table compares with nothing
     output: str = "outputs"  # folder of all that is made
     size: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)

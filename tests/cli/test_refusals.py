@@ -81,6 +81,12 @@ train.length=50 → model.block_size=50: a window of train.length=50 has no room
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
 data.repeats=[nan] → data.repeats=nan: must be a finite number
+train.k=[4,999] → train.k=[4, 999]: train.length=512 has 11 earlier blocks at most
+train.start_lr=5 train.max_lr=1 → train.start_lr=5.0: is above train.max_lr=1.0, the highest of a training
+train.max_lr=1e-4 → train.final_lr=0.0004: is above train.max_lr=0.0001
+model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x has its own, leave tokenizer out
+size=nano train.micro_batch=100 → train.micro_batch has no effect here: it is for a larger train.batch_size
+data.needles=4 → data.needles has no effect here: it is for data=passkey or eval.task=passkey
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
 train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
 model=transformer_xl trainer=fsdp → trainer.strategy=fsdp: is for whole windows
@@ -106,6 +112,8 @@ output=taken task=status → taken/records/rows cannot be read (Not a directory)
 model=pretrained_landmark → model.name
 model=transformer eval.local=360 → keeps no memory between chunks
 eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
+task=generate prompt=x generate.top_p=0 → generate.top_p=0.0: must be above 0
+task=generate prompt=x generate.temperature=-1 → generate.temperature=-1.0: must be at least 0
 model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, transformer_xl
 model.block_size=null → model.block_size=null: a landmark model needs it
 model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
@@ -136,7 +144,7 @@ seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 
 # Values out of the range or the choices of one setting, which the line names with what it must be.
 OUT_OF_RANGE = """
-train.weight_decay=-1 seeds=[0,-1] generate.top_p=0 generate.temperature=-1 train.steps=0 train.k=[4,0]
+train.weight_decay=-1 seeds=[0,-1] train.steps=0 train.k=[4,0]
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
 train.final_lr=inf

@@ -209,4 +209,5 @@ def test_a_trial_is_short_and_lies_apart(composer, experiment):
     for config in (row.configs[0] for row in rows):
         assert (config.output, config.data.cache) == ("outputs/debug", "outputs/debug/data")
         assert config.train.steps == 20
+        assert config.trial
         assert (config.eval.tokens, config.logger.service) == (8192, "csv")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from landmark.config import to_config
+from landmark.config import Config, to_config
 from landmark.config.saved import trained_with, write_launch
 from landmark.experiment.jobs import find_run, with_settings_of_run
 from landmark.experiment.plan import GPU, Machine, describe, row_cost, run_cost
@@ -155,6 +155,13 @@ def test_a_run_is_named_or_those_that_are_there(output, monkeypatch, tmp_path_fa
         find_run("aaa", output)
 
 
+def test_the_latest_run_of_inspect_is_one_that_has_blocks(output):
+    os.utime(output / "runs" / "transformer-pg19-nano-ccc" / "config.json", (2e9, 2e9))  # as after quickstart
+    for task, name in (("generate", "transformer-pg19-nano-ccc"), ("inspect", "landmark-stdlib-nano-bbb")):
+        config = Config(task=task, run="latest", output=str(output))
+        assert with_settings_of_run(config, []).run == str(output / "runs" / name)
+
+
 def test_the_settings_of_a_run_need_not_be_typed_but_for_those_of_reading_it(output):
     words = ["size=nano", "tokenizer=bytes", "data=stdlib", "train.steps=7", "cmt=on", "positions=jumps"]
     reading = ["cmt.cutoff=0.3", "positions.mapping=true", "model.backend=reference"]
@@ -217,7 +224,7 @@ def test_models_of_transformers_are_counted(configure, tmp_path):
     config = LlamaConfig(**shape, num_attention_heads=2, tie_word_embeddings=False)
     model = AutoModelForCausalLM.from_config(config)
     config.save_pretrained(tmp_path)
-    words = ["model=pretrained_landmark", f"model.name={tmp_path}", "tokenizer=bytes"]
+    words = ["model=pretrained_landmark", f"model.name={tmp_path}"]
     total = sum(parameter.numel() for parameter in model.parameters())
     cost = run_cost("a", configure(*words), 320, False)
     assert cost.parameters == (total, total - 2 * 320 * 16)

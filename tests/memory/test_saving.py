@@ -232,6 +232,15 @@ def lose_landmarks(folder):
     save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, file)
 
 
+def cut_end(folder):
+    (folder / HASHES).write_text((folder / HASHES).read_text()[:-1])
+
+
+def grow(name):
+    """A file that a hash would need minutes for; its hole takes no disk."""
+    return lambda folder: os.truncate(folder / name, 1 << 40)
+
+
 AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
 
 
@@ -252,6 +261,9 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
         (edit(position=61), {}, "layer 1 has not read position="),
         (changed(link), {}, "which is not in it"),
         (changed(lose_landmarks), {}, "layer-1.safetensors is missing or damaged .*landmarks"),
+        (cut_end, {}, r"memory\.sha256 is damaged, its last line is cut: save the memory again"),
+        (grow("layer-1.safetensors"), {}, r"1\.safetensors is 1099511627776 bytes long, not \d+: save the memory"),
+        (grow("memory.json"), {}, r"memory\.json .*: save the memory again"),
     ],
 )
 def test_what_does_not_fit_or_was_changed_is_refused(book, change, given, said):

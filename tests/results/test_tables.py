@@ -11,7 +11,8 @@ from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
 from landmark.utils.significance import Difference
-from tests.results.made_up import beside_the_papers
+from tests.configurations import row_record
+from tests.results.made_up import beside_the_papers, composed
 
 WRITTEN = Path(__file__).parent / "written"
 CASES = {  # by the file that holds the table, and begins with its experiment: some of its rows, and overrides
@@ -121,3 +122,15 @@ def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_
     (found,) = build("t", {"a": seeds}).rows
     assert (found.second_copy, found.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
     assert found.first_copy_spread == 0
+
+
+def test_a_trial_is_marked_and_compared_with_nothing():
+    """Not with the paper, with other rows, or in words."""
+    config, found = composed("table1_pg19")
+    records = {row.name: [row_record(row.configs[0], row.name, 16.0 + number)] for number, row in enumerate(found)}
+    for is_trial in (False, True):
+        table = build("table1_pg19", records, read_paper("table1_pg19"), config.compare, trial=is_trial)
+        said = bool(table.comparisons), table.published, any(row.difference for row in table.rows)
+        assert said == (not is_trial,) * 3
+        assert table.header.startswith("a trial, whose numbers say nothing: table1_pg19") is is_trial
+        assert ("WORSE" in render.as_text(table)) is not is_trial

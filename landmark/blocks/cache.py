@@ -133,7 +133,7 @@ class BlockCache:
         self._frequencies = frequencies
         self._rotation = None if frequencies is None else partial(rotate_by, frequencies)
         self._trained, self._tier, self._folder = positions, tier, folder
-        self.model: Callable[[], str] | None = None
+        self.model: Callable[[], str | None] | None = None
         self._known = False
         self.reset()
 

@@ -162,9 +162,6 @@ def check_settings(settings: LandmarkSettings) -> None:
     for item in fields(settings):
         if item.name != "memory":  # which checks itself
             check_field(item.name, getattr(settings, item.name), item)
-    if (settings.token is None) != (settings.memory.window is not None):
-        has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be null"
-        raise UserError(f"{settings.memory.shown('window')}: the model reads a text with {has}")
 
 
 def _own_forward(model: PreTrainedModel) -> bool:

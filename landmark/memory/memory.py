@@ -80,7 +80,7 @@ class Memory:
         self.block_size, self.k, self.select, self.keys = block_size, k, select, keys or Keys()
         self.positions, self.store, self.gate, self.scoring = positions, store, gate, scoring
         self.backend, self.observer = backend, observer
-        self.model: Callable[[], str] | None = None
+        self.model: Callable[[], str | None] | None = None
         self.reset()
 
     def reset(self) -> None:

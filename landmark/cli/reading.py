@@ -48,9 +48,10 @@ def generate(command: Command) -> None:
         reasons = bool(reasoning)
         print(reasoning, end="", file=sys.stderr, flush=True)
         print(text, end="", flush=True)
-    if statistics.tokens_generated:
+    saved = config.memory.save
+    if config.generate.tokens and (saved is None or config.prompt is not None):
         print()
-    if (saved := config.memory.save) is not None:
+    if saved is not None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     print(_summary(statistics), file=sys.stderr)

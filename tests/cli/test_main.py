@@ -103,7 +103,7 @@ def test_rows_with_the_same_settings_are_one_and_a_configuration_alone_is_a_row(
     work("model=landmark", "retrieval.k=3", "eval.length=1024", "name=other")
     assert (work.trained, work.evaluated) == ([], ["other"])
     for _ in range(2):
-        work("model=landmark", "eval.task=copy", "eval.length=96")
+        work("model=landmark", "eval.task=copy", "eval.length=96", "eval.tokens=null")
     said = capsys.readouterr().out
     assert re.search(r"single: first copy \d\.\d{4} ± \S+, second copy \d\.\d{4} ± \S+, from its record", said)
 
@@ -120,7 +120,7 @@ def test_seeds_train_a_run_each(work, capsys):
     [
         ("model=landmark eval.length=100000 eval.span=100000", "longer than the split"),
         (
-            "model=landmark eval.task=copy eval.length=8000",
+            "model=landmark eval.task=copy eval.length=8000 eval.tokens=null",
             r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.task",
         ),
         (

@@ -81,10 +81,10 @@ train.length=50 → model.block_size=50: a window of train.length=50 has no room
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
 data.repeats=[nan] → data.repeats=nan: must be a finite number
-train.k=[4,999] → train.k=[4, 999]: train.length=512 has 11 earlier blocks at most
+train.k=[4,999] → train.k=[4, 999]: a query of train.length=512 has at most 11 to choose
 train.start_lr=5 train.max_lr=1 → train.start_lr=5.0: is above train.max_lr=1.0, the highest of a training
 train.max_lr=1e-4 → train.final_lr=0.0004: is above train.max_lr=0.0001
-model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x has its own, leave tokenizer out
+model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x knows the ids of its own alone, leave it
 size=nano train.micro_batch=100 → train.micro_batch has no effect here: it is for a larger train.batch_size
 data.needles=4 → data.needles has no effect here: it is for data=passkey or eval.task=passkey
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark

@@ -32,7 +32,7 @@ model=pretrained_landmark model.name=x
 """
 # They decide no number, are the text or its tokenizer, whose hashes identities have, or name the weights.
 OTHERS = """
-name about task run figure output logger trainer prompt prompt_file memory.load memory.save memory.tier data.name
+name about task run trial figure output logger trainer prompt prompt_file memory.load memory.save memory.tier data.name
 data.path data.cache data.max_documents tokenizer model.name eval.batch_size train.checkpoint_every train.log_every
 eval.span start train.validate_every train.validate_batches train.micro_batch generate.template start_run
 """

@@ -154,7 +154,7 @@ def _backward(
     """
     (out, extra_weight, of_tiles), (do, d_lse) = kept, gradients
     here, alignment, (of_q, of_k, of_v, of_extra) = (part.rows, part.heads), part.alignment, into
-    row_mean = (do[here].to(out.dtype) * out[here]).sum(-1, keepdim=True)  # D_i
+    row_mean = (do[here] * out[here]).sum(-1, keepdim=True)  # D_i
     if d_lse is not None:
         row_mean -= d_lse[here][..., None]  # the log-sum-exp has the weight as derivative, from which D_i is subtracted
     padded = Padded.of(part, inputs, extra_weight, work)
@@ -216,10 +216,10 @@ def _mean_of_blocks(
     return mean[:, :, None]
 
 
-def _rows_first(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _rows_first(x: Tensor) -> Tensor:
     """A new tensor like x, (B, H, T, d), with the memory layout (B, T, H, d) of the projections around attention."""
     batch, heads, length, dim = x.shape
-    return x.new_empty(batch, length, heads, dim, dtype=dtype).transpose(1, 2)
+    return x.new_empty(batch, length, heads, dim).transpose(1, 2)
 
 
 class _Blockwise(torch.autograd.Function):
@@ -229,22 +229,21 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, settings: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
-        compute = torch.promote_types(q.dtype, torch.float32)
-        inputs, work = settings._replace(q=q, k=k, v=v, extra=extra), workspace(compute, q.device)
-        out, lse, of_tiles = _rows_first(q, compute), q.new_empty(q.shape[:3], dtype=compute), []
+        inputs, work = settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
+        out, lse, of_tiles = _rows_first(q), q.new_empty(q.shape[:3]), []
         for part in _parts(inputs):
             of_tiles += _forward(part, inputs, work, out[part.rows, part.heads], lse[part.rows, part.heads])
         extra_weight = None if extra is None else (extra - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, extra, out, extra_weight, *of_tiles)
         ctx.settings = settings._replace(q=None, k=None, v=None, extra=None)  # the tensors are saved
         ctx.set_materialize_grads(False)
-        return out.to(q.dtype), lse
+        return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out: Tensor | None, grad_lse: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, extra, out, extra_weight, *of_tiles = ctx.saved_tensors
-        inputs, work = ctx.settings._replace(q=q, k=k, v=v, extra=extra), workspace(out.dtype, out.device)
+        inputs, work = ctx.settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         of_extra = None if extra is None else torch.empty_like(extra)
         into = _rows_first(q), _rows_first(k), _rows_first(v), of_extra
@@ -258,8 +257,8 @@ class _Blockwise(torch.autograd.Function):
 
 @torch.compiler.disable  # its loops depend on the phases of the windows, which a graph does not hold
 def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and outer log-sum-exp (B, H, T); half precision is computed in float32, into which it is
-    copied with the padding.
-    """
-    extra, compute = inputs.extra, torch.promote_types(inputs.q.dtype, torch.float32)
-    return _Blockwise.apply(*inputs[:3], extra if extra is None else extra.to(compute), inputs)
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T); half precision is computed in float32."""
+    dtype = inputs.q.dtype
+    compute = torch.promote_types(dtype, torch.float32)
+    out, lse = _Blockwise.apply(*(x if x is None else x.to(compute) for x in inputs[:4]), inputs)
+    return out.to(dtype), lse

@@ -38,14 +38,14 @@ class Workspace:
 _kept = threading.local()
 
 
-def workspace(dtype: torch.dtype, device: torch.device) -> Workspace:
-    """A workspace for tensors of a type on a device.
+def workspace(like: Tensor) -> Workspace:
+    """A workspace for tensors with the type and device of `like`.
 
     On the CPU each thread keeps one for each type, a few tiles large. Elsewhere each call makes a new one, because
     PyTorch's allocator keeps the memory.
     """
-    new = Workspace(dtype, device)
-    return vars(_kept).setdefault(str(dtype), new) if device.type == "cpu" else new
+    new = Workspace(like.dtype, like.device)
+    return vars(_kept).setdefault(str(like.dtype), new) if like.device.type == "cpu" else new
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,11 @@ def generate(command: Command) -> None:
         reasons = bool(reasoning)
         print(reasoning, end="", file=sys.stderr, flush=True)
         print(text, end="", flush=True)
-    if config.generate.tokens:
+    if statistics.tokens_generated:
         print()
+    if (saved := config.memory.save) is not None:
+        asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
+        print(f"saved in {saved}{asked}", file=sys.stderr)
     print(_summary(statistics), file=sys.stderr)
 
 

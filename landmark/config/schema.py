@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
@@ -43,13 +44,17 @@ def one_of(default: Any, *choices: Any) -> Any:
     return setting(default, choices=tuple(each for each in (default, *choices) if each not in (None, MISSING)))
 
 
+MEMORY_OF_BLOCKS = {"retrieval.first": 0}  # for models with landmarks, which have no such blocks
+
+
 def of_memory(group: str) -> Any:
     """A dataclass with the settings of a memory that this group of settings has."""
-    found = []
-    for item in fields(MemorySettings):
-        if item.metadata["key"].startswith(f"{group}."):
-            found.append((item.metadata["key"].partition(".")[2], item.type, field(default=item.default)))
-    return make_dataclass(f"{group.title()}OfMemory", found)
+    found = {}
+    for item in fields(MemorySettings) + fields(BlockCacheSettings):
+        if item.metadata["key"].startswith(f"{group}.") and item.metadata["key"] != "memory.window":
+            default = MEMORY_OF_BLOCKS.get(item.metadata["key"], item.default)
+            found.setdefault(item.metadata["key"].partition(".")[2], (item.type, field(default=default)))
+    return make_dataclass(f"{group.title()}OfMemory", [(name, *of_field) for name, of_field in found.items()])
 
 
 @dataclass
@@ -272,6 +277,7 @@ class Config:
     figure: str = "rows"  # of landmark.results.figures
     panels: dict[str, PanelConfig] = field(default_factory=dict)  # in place of that picture: title to a panel
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
+    trial: bool = False  # numbers of few steps, which a table compares with nothing
     output: str = "outputs"  # folder of all that is made
     size: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -288,14 +294,10 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
-def memory_settings(config: Config) -> MemorySettings:
-    """How the landmark model of a row reads. Raises UserError for settings that make no sense."""
-    values = {item.name: value_of(config, item.metadata["key"]) for item in fields(MemorySettings)}
-    if not config.model.as_is:  # a memory.window is then that of a plain transformer
-        values["window"] = None
-    elif values["dense"] is None and config.task != "generate":  # rows measure blocks
-        values["dense"] = 0
-    return MemorySettings(**values)
+def memory_settings(config: Config) -> MemorySettings | BlockCacheSettings:
+    """How a row's model reads, with landmarks or without. Raises UserError for settings that make no sense."""
+    kind = BlockCacheSettings if config.model.as_is else MemorySettings
+    return kind(**{item.name: value_of(config, item.metadata["key"]) for item in fields(kind)})
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -52,9 +52,12 @@ def decode(content: bytes, declared: str | None = None) -> str:
                 raise ValueError(
                     f"is not text in {encoding.upper()}, as its first bytes say ({error.reason})"
                 ) from error
-    text, fault = _as(content, "utf-8"), "is not text in UTF-8"
-    if text is not None and "\0" not in text:  # else UTF-16 without a mark
-        return text
+    try:
+        if "\0" not in (text := content.decode()):  # else it is UTF-16 without a mark
+            return text
+        fault = "is not text in UTF-8 (it has zeros)"
+    except UnicodeDecodeError as error:
+        fault = f"is not text in UTF-8 (byte {error.start})"
     if declared is not None and (text := _as(content, declared)) is not None:
         return text
     return _detected(content, fault)

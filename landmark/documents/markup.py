@@ -113,7 +113,7 @@ def quoted(label: str) -> str:
 
 def html(content: bytes, text: Text | None = None) -> tuple[str, Places]:
     """The text of HTML, with its headings as places. text: gathers it. Raises ValueError, which says what is wrong."""
-    from lxml import etree
+    from lxml import etree  # pyright: ignore[reportAttributeAccessIssue] - it is compiled
 
     if len(content) > MOST_MARKUP:
         raise ValueError(f"is larger than {MOST_MARKUP >> 20} MiB")

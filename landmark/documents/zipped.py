@@ -46,7 +46,7 @@ class Unpacked:
 
     def xml(self, name: str, target: Any = None) -> Any:
         """The root of an XML file, or what `target` makes of it. Raises ValueError, which says what is wrong."""
-        from lxml import etree
+        from lxml import etree  # pyright: ignore[reportAttributeAccessIssue] - it is compiled
 
         text = decode(self.read(name))
         if "<!ENTITY" in text:

@@ -275,7 +275,8 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
     """
     if config.run is None or config.task == "train":
         return config
-    config = replace(config, run=str(find_run(config.run, config.output)))
+    kind = "landmark" if config.task == "inspect" else None  # which latest is then
+    config = replace(config, run=str(find_run(config.run, config.output, kind)))
     if config.task in ("generate", "inspect") and config.row is None:
         config = replace(config, rows={}, parts={}, compare={}, figure="rows")
     stored = trained_with(Path(config.run or ""))

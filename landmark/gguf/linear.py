@@ -27,6 +27,7 @@ FEW = 64  # columns of four bits times rows of x, up to which the packed product
 BUFFER = 1 << 25  # most weights that are expanded at a time
 _SLAB = 1 << 22  # numbers that are packed at a time
 _TILES = {"AVX512": 64, "AVX2": 32}  # rows of a matrix that the product keeps together
+_PLACES = torch.tensor([[16.0], [1.0]], dtype=torch.bfloat16)  # what the high and the low half count
 _kept = threading.local()  # the buffers of a thread, by name
 
 
@@ -78,7 +79,7 @@ class Packed(NamedTuple):
     def product(self, x: Tensor) -> Tensor:
         """x (m, K) times the matrix, (m, rows), for few rows m."""
         if self.planes == 2:
-            x = (x.unflatten(1, (-1, 1, self.run)) * x.new_tensor([[16.0], [1.0]])).flatten(1)
+            x = (x.unflatten(1, (-1, 1, self.run)) * _PLACES).flatten(1)
         packed = self.columns.view(self.scales.shape[1], -1)
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, self.scales)
 
@@ -188,9 +189,17 @@ class Quantized(nn.Module):
     def __init__(self, stored: Stored, order: Tensor | None = None, is_tied: bool = False) -> None:
         super().__init__()
         self.stored, self.order, self.is_tied = stored, order, is_tied
+        self._numbers: Tensor | None = None
 
     def extra_repr(self) -> str:
         return f"{self.stored.shape}, kind={self.stored.kind}"
+
+    def numbers(self, like: Tensor) -> Tensor:
+        """The weights, expanded in the type and on the device of another tensor, and kept."""
+        if self._numbers is None or (self._numbers.dtype, self._numbers.device) != (like.dtype, like.device):
+            with torch.inference_mode(False):
+                self._numbers = expanded(self.stored, like.dtype, self.order).to(like.device)
+        return self._numbers
 
     def weight_digest(self) -> str:
         """Hex SHA-256 of the weights as the file has them."""
@@ -212,15 +221,10 @@ class QuantizedLinear(Quantized):
         self.out_features, self.in_features = stored.shape
         self.bias = bias
         self._packed: Packed | None = None
-        self._expanded: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
-            return F.linear(x, self._as_numbers(x), self.bias)
-        if not is_packable(x.device, x.dtype):
-            if self._expanded is None or (self._expanded.dtype, self._expanded.device) != (x.dtype, x.device):
-                self._expanded = self._as_numbers(x)
-            return F.linear(x, self._expanded, self.bias)
+        if not is_packable(x.device, x.dtype) or (torch.is_grad_enabled() and x.requires_grad):
+            return F.linear(x, self.numbers(x), self.bias)
         if self._packed is None:
             with torch.inference_mode(False):
                 self._packed = packed(self.stored, self.order)
@@ -230,13 +234,9 @@ class QuantizedLinear(Quantized):
         y = y[:, : self.out_features].view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
-    def _as_numbers(self, like: Tensor) -> Tensor:
-        with torch.inference_mode(False):
-            return expanded(self.stored, like.dtype, self.order).to(like.device)
-
 
 class QuantizedEmbedding(Quantized):
-    """An embedding, of which the rows of the ids are read in the file. scale: what it multiplies them by."""
+    """An embedding, of which the rows of the ids are read in the file, by a CPU. scale: what it multiplies them by."""
 
     def __init__(self, stored: Stored, dtype: torch.dtype, scale: Tensor | None) -> None:
         super().__init__(stored)
@@ -247,8 +247,10 @@ class QuantizedEmbedding(Quantized):
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)  # has the type and the device
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = dequantised(self.stored.kind, self.stored.rows()[ids.reshape(-1).cpu()])
-        out = rows.to(self.like).view(*ids.shape, -1)
+        if self.like.device.type == "cpu":
+            out = dequantised(self.stored.kind, self.stored.rows()[ids.flatten()]).to(self.like).view(*ids.shape, -1)
+        else:
+            out = F.embedding(ids, self.numbers(self.like))
         return out if self.embed_scale is None else out * self.embed_scale.to(out.dtype)
 
 

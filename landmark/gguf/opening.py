@@ -17,7 +17,7 @@ from landmark.gguf.types import PLAIN, dequantised
 from landmark.utils.errors import UserError
 
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\..*experts\.(gate_up|down)_proj")
-_OF_ROTATION = "rope_freqs.weight"
+_OF_ROTATION, _HEAD, _EMBEDDING = "rope_freqs.weight", "lm_head.weight", "token_embd.weight"
 _log = logging.getLogger(__name__)
 
 
@@ -40,11 +40,13 @@ def open_gguf(path: str | Path, dtype: torch.dtype, device: str | torch.device =
         module = model.get_submodule(module_name)
         if stays and leaf == "weight" and tensors[0].kind not in PLAIN and isinstance(module, nn.Linear | nn.Embedding):
             model.set_submodule(module_name, _quantised(module, tensors[0], dtype, _order(architecture, name, model)))
-        else:
+        elif (name, sources) != (_HEAD, [_EMBEDDING]):  # else the head is the embedding
             plain[name] = _weights(architecture, tensors, name, model, dtype)
     if unused := sorted(file.tensors.keys() - given - {_OF_ROTATION}):
         raise UserError(f"{file.path}: tensor {unused[0]} is not known to models of {architecture.family}")
-    _fill(model, plain)
+    model.load_state_dict(plain, strict=False, assign=True)
+    if not isinstance(model.get_output_embeddings(), QuantizedLinear):
+        model.tie_weights()
     if stays:
         said = ", ".join(f"{count / 1e6:,.0f} MB {form}" for form, count in bytes_by_form(model).items())
         _log.info("%s: its weights take %s", path, said)
@@ -61,18 +63,6 @@ def empty_model(path: str | Path, dtype: torch.dtype, **settings: Any) -> Any:
         return AutoModelForCausalLM.from_config(config_of(opened(path)), dtype=dtype, **settings)
 
 
-def _fill(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Give a model its weights; those that share one with another layer keep sharing it."""
-    model.load_state_dict(weights, strict=False, assign=True)
-    if not isinstance(head := model.get_output_embeddings(), QuantizedLinear):  # pyright: ignore[reportCallIssue]
-        model.tie_weights()  # pyright: ignore[reportCallIssue]
-    elif head.is_tied and isinstance(table := model.get_input_embeddings(), nn.Embedding):  # pyright: ignore[reportCallIssue]
-        raise TypeError(f"the head is quantised, and {type(table).__name__} is not")
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise UserError(f"the weight {name} is in no tensor of the file: get it again")
-
-
 def _names(file: GGUF, model: Any) -> dict[str, list[str]]:
     """The tensors of the file that hold each weight of a model. Raises UserError where one is missing."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # pyright: ignore[reportMissingImports]
@@ -85,8 +75,8 @@ def _names(file: GGUF, model: Any) -> dict[str, list[str]]:
             names[name] = [f"blk.{expert[1]}.ffn_{part}_exps.weight" for part in parts]
         else:
             names[name] = [f"{known.get_name(name, try_suffixes=('.weight', '.bias'))}"]
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            names[name] = ["token_embd.weight"]
+        if name == _HEAD and model.config.tie_word_embeddings:
+            names[name] = [_EMBEDDING]
         for source in names[name]:
             if source not in file.tensors:
                 raise UserError(f"{file.path}: tensor {source} ({name}) is missing: get the file again")
@@ -107,7 +97,7 @@ def _check_shapes(file: GGUF, names: dict[str, list[str]], weights: dict[str, Te
 def _quantised(module: Any, stored: Stored, dtype: torch.dtype, order: Tensor | None) -> nn.Module:
     if isinstance(module, nn.Embedding):
         return QuantizedEmbedding(stored, dtype, getattr(module, "embed_scale", None))
-    return QuantizedLinear(stored, module.bias, order, is_tied=stored.name == "token_embd.weight")
+    return QuantizedLinear(stored, module.bias, order, is_tied=stored.name == _EMBEDDING)
 
 
 def _order(architecture: Architecture, name: str, model: Any) -> Tensor | None:

@@ -20,7 +20,7 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad
 
 def tokenizer_of(file: GGUF) -> Any:
     """A fast tokenizer of transformers. Raises UserError, naming the key, where a key is missing or not known."""
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
     keys = {key.removeprefix("tokenizer."): value for key, value in file.keys.items()}
     _check(file, keys)
@@ -93,7 +93,7 @@ def _complete(file: GGUF, backend: Any, keys: Mapping[str, Any]) -> None:
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
     is_llama = keys["ggml.model"] == "llama" and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace)
     if is_llama and not keys.get("ggml.add_space_prefix", True):
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=backend.pre_tokenizer.split)
+        backend.pre_tokenizer.prepend_scheme = "never"
 
 
 def _wrapped(backend: Any, **settings: Any) -> Any:
@@ -105,6 +105,6 @@ def _wrapped(backend: Any, **settings: Any) -> Any:
             self._tokenizer = backend
             super().__init__(**settings)
 
-    tokenizer = Given(**settings)
-    tokenizer.__class__ = PreTrainedTokenizerFast
+    tokenizer: Any = Given(**settings)
+    tokenizer.__class__ = PreTrainedTokenizerFast  # the name that is saved, and that a pickle finds
     return tokenizer

@@ -20,6 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
+from landmark.blocks.cache import BlockCache
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
     FULL,
@@ -66,36 +68,40 @@ class LandmarkCache(Cache):
         self,
         model: PreTrainedModel,
         block_size: int,
+        settings: MemorySettings | BlockCacheSettings,
         observer: Observer | None = None,
-        landmarks: bool = True,
-        **settings: Any,
     ):
-        """An empty cache of a model. landmarks: whether the text has some. settings: of `MemorySettings`."""
+        """An empty cache of a model. settings: of a text with landmarks, or without."""
         self._window: Any = window_size(model)
         self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        of_model: dict[str, Any]
-        if landmarks:
-            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
-            of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
+        self.memory: TextMemory
+        if isinstance(settings, BlockCacheSettings):
+            self.memory = BlockCache(
+                block_size,
+                **vars(settings),
+                positions=text_config(model).max_position_embeddings,
+                frequencies=self._frequencies,
+                unrotated_layers=unrotated_layers(model),
+                observer=observer,
+            )
         else:
-            of_model = {
-                "positions": text_config(model).max_position_embeddings,
-                "frequencies": self._frequencies,
-                "unrotated_layers": unrotated_layers(model),
-            }
-        self.memory: TextMemory = memory_of(
-            block_size, MemorySettings().updated(settings), **of_model, observer=observer
-        )
-        self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
-        self.memory.model = partial(_digest, self._model)  # no memory holds a model, so copies of it have none
+            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
+            scoring = Scoring(softcap=softcap_of(model))
+            self.memory = memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
+        self._local = getattr(getattr(model, "landmarks", None), "local", 0)
+        self._be_of(model)
         self.marks: list[Mark] | None = None
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self.next_token: Any = None  # a `landmark.huggingface.next_token.NextToken`, once it has read a token
         self._forget()
+
+    def _be_of(self, model: PreTrainedModel) -> None:
+        self._model = _ModelRef(model)
+        self.memory.model = self._model.digest
 
     def _new_layers(self) -> list[Any]:
         return [
@@ -306,6 +312,9 @@ class LandmarkCache(Cache):
         compared: that takes a millisecond.
         """
         state = self._state if is_token and self._state is not None else weights_state(model)
+        if self._model() is None and self._model.digest() == weights_digest(model):  # it was pickled
+            self._be_of(model)
+            self._state = state
         if self._state is None:
             self._state = state
         if not self.fits(model, state):
@@ -327,16 +336,16 @@ class LandmarkCache(Cache):
     def mark(self) -> Mark:
         """The place that is reached, to `fork` from later. It holds the pending tokens and the sliding windows."""
         windows = {number: vars(layer).copy() for number, layer in self._windows.items()}
-        return Mark(self.get_seq_length(), self.memory.position, self.memory.mark(), windows)
+        return Mark(self.memory.tokens_read, self.memory.position, self.memory.mark(), windows)
 
     def add_mark(self) -> None:
         """Keep a mark of the place that is reached; of too many one goes, rather far from the end than near it."""
         if self.marks is None or self.groups:
             return
-        if not self.marks or self.marks[-1].tokens < self.get_seq_length():
+        if not self.marks or self.marks[-1].tokens < self.memory.tokens_read:
             self.marks.append(self.mark())
         if len(self.marks) > MARKS:
-            at, end = [0, *(mark.tokens for mark in self.marks)], self.get_seq_length() + 1
+            at, end = [0, *(mark.tokens for mark in self.marks)], self.memory.tokens_read + 1
             gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
             del self.marks[gaps.index(min(gaps))]
 
@@ -469,8 +478,24 @@ def _selected(layer: DynamicSlidingWindowLayer, samples: Tensor) -> DynamicSlidi
     return copied
 
 
-def _digest(model: weakref.ref[PreTrainedModel]) -> str:
-    return weights_digest(cast(PreTrainedModel, model()))
+class _ModelRef:
+    """The model of a memory, which no memory holds. Copies refer to the same; a pickled one has the digest alone."""
+
+    def __init__(self, model: PreTrainedModel | None, digest: str | None = None):
+        self._model, self._digest = model if model is None else weakref.ref(model), digest
+
+    def __call__(self) -> PreTrainedModel | None:
+        return None if self._model is None else self._model()
+
+    def digest(self) -> str | None:
+        model = self()
+        return self._digest if model is None else weights_digest(model)
+
+    def __deepcopy__(self, _: Any) -> _ModelRef:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ModelRef, (None, self.digest())
 
 
 def saved_windows(folder: Path, ids_alone: bool = False) -> dict[str, Tensor]:

@@ -23,8 +23,7 @@ from landmark.memory.select import Best, Faiss, Given, MeanKeys, Newest, Random,
 from landmark.memory.settings import MemorySettings
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.tiers import TierCounts
-from landmark.memory.summaries import SummaryMemory
-from landmark.memory.text_memory import Piece, TextMemory
+from landmark.memory.text_memory import Piece
 from landmark.utils.errors import UserError
 
 
@@ -81,7 +80,7 @@ class Memory:
         self.block_size, self.k, self.select, self.keys = block_size, k, select, keys or Keys()
         self.positions, self.store, self.gate, self.scoring = positions, store, gate, scoring
         self.backend, self.observer = backend, observer
-        self.model: Callable[[], str] | None = None
+        self.model: Callable[[], str | None] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -408,18 +407,8 @@ class Memory:
             raise RuntimeError("a commit failed and layers differ: load the memory again, or reset() it")
 
 
-def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> TextMemory:
-    """A memory with these settings.
-
-    objects: keys, gate, scoring, backend and observer, as of `Memory`. Without landmarks, with a `window`: positions,
-    frequencies, unrotated_layers and observer, as of `SummaryMemory`. Raises UserError where these do not fit.
-    """
-    if (settings.window is None) == ("frequencies" in objects):
-        has = "has no landmarks" if settings.window is None else "has landmarks"
-        raise UserError(f"{settings.shown('window')}: the text that this model reads {has}")
-    if settings.window is not None:
-        own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
-        return SummaryMemory(block_size, **own, **objects)
+def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory:
+    """A memory with these settings. objects: keys, gate, scoring, backend and observer, as of `Memory`."""
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     tied = (0,) if objects.setdefault("keys", Keys()).landmark == "token" else ()
     best = Best(settings.granularity, tied)

@@ -36,7 +36,7 @@ class TextMemory(Protocol):
     is_rotated: bool
     block_size: int
     observer: Observer | None
-    model: Callable[[], str] | None
+    model: Callable[[], str | None] | None
     position: int
     settled: int
 

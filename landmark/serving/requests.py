@@ -74,7 +74,7 @@ class Asked(_Body):
     min_p: float | None = _drawing("min_p", "share of the best token's probability")
     repetition_penalty: float | None = _drawing("repetition_penalty", "1: none")
     stop: Text | list[Text] = []
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, strict=True)
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None

@@ -163,7 +163,7 @@ def test_nothing_inexact_is_timed():
 # ---- the table of what compiled kernels take
 
 
-def test_compiles_without_a_gpu_in_a_row_for_each_kernel(tmp_path):
+def test_compiles_without_a_gpu_and_writes_a_row_for_each_kernel(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.ahead_of_time", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -29,6 +29,7 @@ def ask(tmp_path, capsys):
         common = ["task=generate", f"run={tmp_path / 'run'}", "tokenizer=bytes", "trainer=cpu", "generate.tokens=30"]
         run_task(*common, f"output={tmp_path / 'outputs'}", "eval.local=50", *overrides)
         printed = capsys.readouterr()
+        run.said = printed.err.splitlines()
         return printed.out, printed.err.splitlines()[-1]
 
     run.model = model
@@ -67,7 +68,8 @@ def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
     assert now == expected(ask.model, BOOK, QUESTION.strip(), k=2)
     memory, tier = ask.folder / "memory", f"memory.tier={tier}"
     nothing, statistics = ask(book, f"memory.save={memory}", tier, "retrieval.k=2")
-    assert nothing == "\n"
+    assert nothing == ""
+    assert f"saved in {memory}; nothing was asked: memory.load={memory} prompt='…' asks" in ask.said
     assert ask(book, "generate.tokens=0")[0] == ""
     assert statistics.startswith(f"{len(BOOK)} tokens read")
     assert f"memory of {len(BOOK) // 20} blocks" in statistics

@@ -37,7 +37,6 @@ prompt=hello → prompt=hello: is for task=generate or inspect
 task=generate run=nowhere tokenizer=bytes prompt=hello → run=nowhere: no such run, outputs/runs has no run
 task=generate "run=''" prompt=hello → run=: names no run, write latest, a name or
 output=a.txt/x task=status → a.txt is a file, no folder can be made there
-output=odd task=generate run=latest prompt=x → odd/runs is a file, no folder can be made there
 TINY output=/proc/x task=prepare → /proc/x: No such file or directory: no folder
 TINY data.cache=a.txt/x task=prepare → a.txt/x: Not a directory: no folder can be made there
 tokenizer=bytes data.path=nowhere task=prepare → nowhere
@@ -53,7 +52,6 @@ SWEEP hydra/launcher=ray → hydra/launcher=ray: must be one of basic, joblib,
 SWEEP hydra/launcher=joblib hydra.launcher.n_jobs=0 → n_jobs=0: must be at least 1
 SLURM hydra.launcher.timeout_min=long → hydra.launcher.timeout_min=long: Value 'long'
 SWEEP hydra.launcher._target_=subprocess.run → Key '_target_' not in 'Basic'
-SWEEP hydra/launcher=basic,joblib → hydra/launcher=
 +hydra.job.env_set.LD_PRELOAD=evil.so → ONLY
 hydra.job.env_set=${parts} "+parts.GIT_CONFIG_COUNT='1'" → ONLY
 hydra.searchpath=[pkg://proof] → ONLY
@@ -68,11 +66,8 @@ train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
--m seed=range(5,1) → seed=range(5,1): has no value
-seeds=[[1]] → seeds=[[1]]: must be a list of single values
 ~train → ~train: no setting can be taken out, give it another value
 plan → plan: is no setting, write task=plan
-quickstart → quickstart: is no setting, write +experiment=quickstart
 hello → hello: is no setting, write KEY=VALUE
 rows=x → rows=x: must be a mapping, as {name: value}
 k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
@@ -86,31 +81,24 @@ train.length=50 → model.block_size=50: a window of train.length=50 has no room
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
 data.repeats=[nan] → data.repeats=nan: must be a finite number
-data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
+train.k=[4,999] → train.k=[4, 999]: train.length=512 has 11 earlier blocks at most
+train.start_lr=5 train.max_lr=1 → train.start_lr=5.0: is above train.max_lr=1.0, the highest of a training
+train.max_lr=1e-4 → train.final_lr=0.0004: is above train.max_lr=0.0001
+model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x has its own, leave tokenizer out
+size=nano train.micro_batch=100 → train.micro_batch has no effect here: it is for a larger train.batch_size
+data.needles=4 → data.needles has no effect here: it is for data=passkey or eval.task=passkey
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
 train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
-train.k=[4] train.local=250 cmt=on → train.local=250: is for cmt=off and positions=standard
-model.backend=triton train.k=[4] → train.k=[4]: is for attention without fused kernels
-data=passkey data.repeats=[0.5] → data.repeats=[0.5]: is for the text of a corpus
-eval.task=copy data=passkey → eval.task=copy: is for the text of a corpus
-eval.task=fwe retrieval.scorer=given → retrieval.scorer=given: is for eval.task=niah_
-model=pretrained_landmark model.name=x model.num_kv_heads=2 → model.num_kv_heads=2: is for our decoder
 model=transformer_xl trainer=fsdp → trainer.strategy=fsdp: is for whole windows
 cmt.cutoff=0.3 → cmt.cutoff=0.3: is for cmt=on
 cmt=on model=transformer → cmt has no effect on model=transformer: it is for model=landmark
 data.tasks=0.5 data.passkeys=0.5 → data.tasks=0.5 and data.passkeys=0.5: choose one of them
 model=transformer retrieval.k=2 → retrieval.k has no effect on model=transformer: it is for model=landmark
 memory.window=100 → memory.window has no effect on model=landmark: it is for model=transformer
-model=transformer memory.sinks=2 → memory.sinks has no effect here: it is for memory.window
-memory.cache=8 → memory.cache has no effect here: it is for memory.tier=cpu or disk
 model=landmark model.as_is=true → model.as_is=True: is for a model that model.name gives
 model.architecture=x → model.architecture=x: there is no landmark/models/x.py that has a Model
 model=pretrained_landmark model.name=x model.architecture=y → model.name=x and model.architecture=y: choose one of
-model=pretrained_landmark model.name=x cmt=on → cmt.enabled=True: is for our decoder
-model=pretrained_landmark model.name=x model.lora_rank=2 trainer=fsdp → trainer.strategy=fsdp: is for whole windows,
-model=transformer eval.task=rank_by_bm25 → eval.task=rank_by_bm25: is for model=landmark
 task=generate prompt=x memory.save=y → memory.save=y: is for the memory of prompt_file
-task=evaluate memory.load=x → memory.load=x: is for task=generate
 size=nanoo → size=nanoo: there is none; did you mean nano?
 "+rows.a='model=transformer retrieval.k=2'" → row a: retrieval.k has no effect on model=transformer: it is for
 "+rows.b='eval.lenght=3'" → row b: eval.lenght: there is no such setting; did you mean eval.length
@@ -121,29 +109,24 @@ size=nanoo → size=nanoo: there is none; did you mean nano?
 train.steps=1.5 → could not be converted to Integer
 TINY tokenizer=gpt2 tokenizer.file=pipe → pipe is no file, but a pipe: name another tokenizer.file
 output=taken task=status → taken/records/rows cannot be read (Not a directory): make it a readable folder
-+typo=1 +eval.tokns=3 → unknown key typo, eval.tokns
 model=pretrained_landmark → model.name
 model=transformer eval.local=360 → keeps no memory between chunks
-eval.length=2048 eval.task=unique_blocks retrieval.k=0 → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
+task=generate prompt=x generate.top_p=0 → generate.top_p=0.0: must be above 0
+task=generate prompt=x generate.temperature=-1 → generate.temperature=-1.0: must be at least 0
 model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, transformer_xl
 model.block_size=null → model.block_size=null: a landmark model needs it
 model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
 model=transformer_xl model.cache=null → model.cache=null: a transformer_xl model needs it
-model=transformer model.head_dim=7 → model.head_dim=7: must be even
 model=transformer model.num_kv_heads=3 → does not divide
-model=transformer model.key_offset=1.5 → model.key_offset=1.5
-"name='.hidden'" → name=.hidden: must be of letters
 BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
 BOOK prompt=Who? prompt_file=[proof.py,no.txt] → prompt_file=no.txt: cannot be read (No such file or directory)
 BOOK prompt=Who? prompt_file=[] → prompt_file=[]: must be a file, or a list of files
 BOOK prompt=Who? "prompt_file={a: b}" → must be a file, or a list of files
 BOOK prompt=Who? prompt_file=taken → prompt_file=taken: cannot be read (Is a directory)
-BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such folder
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
-CHAT prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
 FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
 TINY "+rows={a: 'model.block_size=9', b: 'start=a'}" → start=a: that row's model has another shape
 SHAPES "+rows={a: 'model=transformer', b: 'model=landmark start=a model.mlp_dim=9'}" → has another shape
@@ -161,7 +144,7 @@ seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 
 # Values out of the range or the choices of one setting, which the line names with what it must be.
 OUT_OF_RANGE = """
-train.weight_decay=-1 seeds=[0,-1] generate.top_p=0 generate.temperature=-1 train.steps=0 train.k=[4,0]
+train.weight_decay=-1 seeds=[0,-1] train.steps=0 train.k=[4,0]
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
 train.final_lr=inf

@@ -303,10 +303,15 @@ OF_PAPERS = {f"{split}.jsonl": json.dumps(line("x")).encode() for split in SPLIT
 REFUSED = {  # corpus, its files, options, message
     "no such corpus": ("pg20", {}, {}, r"data\.name=pg20: there is no landmark/data/pg20\.py that has a make_source"),
     "no folder of books": ("pg19", None, {}, r"absent is not a folder: give the folder that holds train/"),
-    "no books": ("pg19", {}, {}, "holds no PG-19 corpus"),
+    "no books": ("pg19", {}, {}, "holds no PG-19 corpus: .*; for texts of your own add data=documents"),
     "no book of a split": ("pg19", {"train/1.txt": b"x"}, {}, r"validation is missing or holds no \.txt file"),
     "no number": ("pg19", IN_SPLITS | {"train/notes.txt": b"x"}, {}, r"notes\.txt is not named <number>\.txt"),
-    "Latin-1": ("pg19", IN_SPLITS | {"train/1.txt": b"caf\xe9"}, {}, r"1\.txt is not text in UTF-8.*; or take it out"),
+    "Latin-1": (
+        "pg19",
+        IN_SPLITS | {"train/1.txt": b"caf\xe9"},
+        {},
+        r"1\.txt is not text in UTF-8 \(byte 3\).*; or take",
+    ),
     "no source": ("stdlib", {}, {}, r"no \.py file"),
     "no folder of papers": ("arxiv_math", None, {}, r"absent is not a folder: give the folder that holds train\.jsonl"),
     "no config": ("arxiv_math", OF_PAPERS, {"configs": []}, r"data\.configs=\[\]: name at least one"),

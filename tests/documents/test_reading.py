@@ -139,7 +139,7 @@ def test_old_books_are_read_rightly_or_refused():
 def test_one_that_is_not_sure_is_refused_and_html_says_its_own():
     dish = "It was 20° in the shade.\n" + "It was a day like others, and nobody knew why.\n" * 50
     for encoding in ("mac-roman", "cp850"):
-        with pytest.raises(UserError, match="^a: is not text in UTF-8, perhaps in .* or .*: convert it, as with"):
+        with pytest.raises(UserError, match="^a: is not text in UTF-8 .byte 9., perhaps in .* or .*: convert it"):
             document_of(dish.encode(encoding), "a")
         page = f'<html><head><meta charset="{encoding}"></head><body>{dish}</body></html>'.encode(encoding)
         assert "20° in" in document_of(page, "a").text
@@ -182,8 +182,8 @@ REFUSED = {
     "doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"is an old Office file \(.doc, .xls, …\)"),
     "rtf": (b"{\\rtf1 a}", "is RTF: save it as DOCX or PDF"),
     "mobi": (b"a" * 60 + b"BOOKMOBI", r"is a Kindle book \(MOBI\)"),
-    "noise": (random.Random(40193).randbytes(5000), "is not text in UTF-8, nor in another encoding that is known"),
-    "zeros": (b"\0" * 5000, "is not text in UTF-8, nor in another encoding"),
+    "noise": (random.Random(40193).randbytes(5000), "is not text in UTF-8 .*, nor in another encoding that is known"),
+    "zeros": (b"\0" * 5000, "is not text in UTF-8 .*, nor in another encoding"),
     "a.pdf": (b"not one", r"is no PDF inside: damaged, or under a wrong name"),
     "half a PDF": (files.pdf("a")[:60], "is damaged"),
     "no chapter": (files.epub(OEBPS__text__c_xhtml=None), "is damaged, OEBPS/text/c.xhtml is missing"),

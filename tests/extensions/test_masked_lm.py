@@ -164,12 +164,9 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
     ("group", "changes", "message"),
     [
         ("model", {"kind": "transformer_xl"}, "model.masked=true: model=transformer_xl"),
-        ("cmt", {"enabled": True}, "model.masked=true: .*cmt=True"),
         ("model", {"backend": "triton"}, "model.masked=true: .*model.backend=triton"),
         ("data", {"name": "passkey"}, "model.masked=true: .*data=passkey"),
-        ("eval", {"local": 250}, "eval.local"),
         ("train", {"local": 20, "k": [2]}, "train.local"),
-        ("memory", {"blocks": 10}, "memory.blocks"),
         ("retrieval", {"scorer": "recent"}, "retrieval.scorer"),
         ("retrieval", {"k": 0}, "retrieval.k=0: must be at least 1"),
         ("eval", {"task": "copy"}, "eval.task"),

@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
 
+import gguf
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-import gguf
 from landmark.data.tokenizers import open_pretrained
 from landmark.gguf.file import GGUF, opened
 from landmark.gguf.linear import Quantized, tile_rows

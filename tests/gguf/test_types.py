@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
 
+
 import gguf
+
 from landmark.gguf import linear
 from landmark.gguf.file import Stored, _Mapped
 from landmark.gguf.linear import QuantizedEmbedding, QuantizedLinear, expanded, tile_rows
@@ -78,6 +80,9 @@ def test_other_types_of_numbers_and_gradients_take_the_weights(matrix):
     assert torch.equal(layer(x), F.linear(x, weights))
     x = x.bfloat16().requires_grad_()
     layer(x).sum().backward()
+    elsewhere = x.detach().to("meta")  # as on a GPU
+    assert layer(elsewhere).shape == (5, ROWS)
+    assert QuantizedEmbedding(stored, torch.bfloat16, None).to("meta")(elsewhere[0].long()).shape == (COLUMNS, COLUMNS)
     torch.testing.assert_close(x.grad, weights.bfloat16().sum(0, keepdim=True).expand(5, -1), rtol=0.02, atol=0.02)
 
 

@@ -1,11 +1,11 @@
 """Writes a model of transformers into a .gguf file, as llama.cpp's converter does, with weights of any type."""
 
+import gguf
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
-import gguf
 from landmark.gguf.types import KINDS
 
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<|im_end|>", "<turn>"]

@@ -8,9 +8,11 @@ import pickle
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from landmark.huggingface import classes, load, unwrap
+from landmark.huggingface.folders import folder_of
 from landmark.huggingface.released import recover
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
@@ -83,6 +85,16 @@ def test_loads_a_name_of_the_hub(ids, tokenizer, monkeypatch, tmp_path):
     assert its_tokenizer.convert_tokens_to_ids("<landmark>") == model.landmarks.token
     with pytest.raises(UserError, match="someone/egret: no such folder, and the hub did not give it"):
         load("someone/egret")
+
+
+def test_of_the_hub_templates_come_along_and_no_weights_twice(monkeypatch, tmp_path):
+    """A template is a file of its own since transformers 5; some models have a second copy in another format."""
+    asked = {}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **given: asked.update(given) or tmp_path)
+    assert folder_of("someone/heron") == tmp_path
+    files = ["config.json", "chat_template.jinja", "model-00001-of-00002.safetensors", "tokenizer.model"]
+    others = ["original/model.safetensors", "original/params.json", "consolidated.safetensors", "pytorch_model.bin"]
+    assert list(filter_repo_objects([*files, *others], **asked)) == files
 
 
 # ---- the layout of the authors' weight difference, made up at a tiny size

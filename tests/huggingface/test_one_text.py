@@ -6,6 +6,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from landmark.answering.answering import Answering
+from landmark.answering.sampling import Sampling
 from landmark.huggingface import PrefixCache
 from tests.huggingface.test_training_free import make
 
@@ -121,3 +123,22 @@ def test_an_error_while_unread_tokens_are_read_loses_nothing(wrapped, ids, monke
             after(wrapped, more, cache, stops=[more.shape[1]])
     assert torch.equal(cache.ids, answered[:, :read])
     same(after(wrapped, more, cache), after(wrapped, whole))
+
+
+def test_all_ways_to_answer_give_one_answer(wrapped, ids, tokenizer):
+    """transformers' `generate`, and the answers of commands, chat, server and harness, also after other questions."""
+    text, answering = ids[:, :LENGTH], Answering(wrapped, tokenizer)
+    answering.ends = set()
+    wrapped.generation_config.eos_token_id = None
+    expected = wrapped.generate(text, max_new_tokens=8, do_sample=False)[0, LENGTH:].tolist()
+
+    def answer(asked, cache):
+        return [token for (token,) in answering.steps([asked], cache, Sampling(temperature=0.0), 8)]
+
+    asked = text[0].tolist()
+    assert answer(asked, wrapped.new_memory()) == expected
+    for other in ([*asked[:50], *ids[0, LENGTH:].tolist()], asked, [*asked, *expected, *asked[:9]], asked):
+        with answering.prefixes.using(other) as cache:
+            found = answer(other, cache)
+        if other == asked:
+            assert found == expected

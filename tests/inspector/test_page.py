@@ -56,8 +56,7 @@ def test_the_page_has_the_values_of_the_trace(tokens, cmt):
     assert content["blockSize"] == trace.block_size
 
 
-def test_no_text_ends_its_element_and_bytes_that_are_no_text_are_marked(tokens):
-    assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]
+def test_no_text_ends_its_element(tokens):
     trace = trace_retrieval(model_of(), tokens, LOCAL)
     page = render(trace, TOKENIZER, "</title><script>", {"run": "</script><b>{{data}}"})
     assert page.count("</script>") == page.count("<script") == 2 + len(SCRIPTS)

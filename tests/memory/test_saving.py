@@ -21,10 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from landmark.attention import Grouped, Scoring
 from landmark.attention.keys import Keys
+from landmark.blocks.cache import BlockCache
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.memory import saving
 from landmark.memory.saving import HASHES
-from landmark.memory.settings import MAPPINGS, TIERS, TRAINING_FREE, MemorySettings
-from landmark.memory.summaries import SummaryMemory
+from landmark.memory.settings import MAPPINGS, TIERS, MemorySettings
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.saved import hash_again
@@ -231,6 +232,15 @@ def lose_landmarks(folder):
     save_file({name: x for name, x in tensors.items() if "landmarks" not in name}, file)
 
 
+def cut_end(folder):
+    (folder / HASHES).write_text((folder / HASHES).read_text()[:-1])
+
+
+def grow(name):
+    """A file that a hash would need minutes for; its hole takes no disk."""
+    return lambda folder: os.truncate(folder / name, 1 << 40)
+
+
 AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
 
 
@@ -251,6 +261,9 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
         (edit(position=61), {}, "layer 1 has not read position="),
         (changed(link), {}, "which is not in it"),
         (changed(lose_landmarks), {}, "layer-1.safetensors is missing or damaged .*landmarks"),
+        (cut_end, {}, r"memory\.sha256 is damaged, its last line is cut: save the memory again"),
+        (grow("layer-1.safetensors"), {}, r"1\.safetensors is 1099511627776 bytes long, not \d+: save the memory"),
+        (grow("memory.json"), {}, r"memory\.json .*: save the memory again"),
     ],
 )
 def test_what_does_not_fit_or_was_changed_is_refused(book, change, given, said):
@@ -277,7 +290,7 @@ def test_files_may_not_grow_further(tmp_path, where):
 
     def read_and_save():
         if where == "without landmarks":
-            memory = SummaryMemory(8, 4, window=16)
+            memory = BlockCache(8, 4, window=16)
             memory.attend(0, x, x, x, Scoring())
             memory.commit()
         else:
@@ -305,23 +318,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
         ({"k": -1}, "retrieval.k=-1: must be at least 0"),
         ({"kk": 4}, "memory has no setting kk: it has cache, "),
         ({"max_blocks": 3}, "memory.blocks=3: is less than retrieval.k=4"),
-        ({"granularity": "per_block"}, "retrieval.granularity=per_block: must be one of per_token_and_head, "),
         ({"cutoff": 1.5}, "cmt.cutoff=1.5: must be at least 0 and at most 1"),
-        ({"mapping": "auto"}, "positions.mapping=auto: is for texts without landmarks"),
+        ({"mapping": "auto"}, "positions.mapping=auto: must be one of stingy, true"),
         ({"rerank": 3}, "retrieval.rerank=3: is less than retrieval.k=4"),
         ({"rerank": 8, "granularity": "per_head"}, "rerank=8: chooses for .*, not retrieval.granularity=per_head"),
-        ({"rerank": 8, "scorer": "recent"}, "rerank=8: looks again at the best .*, and retrieval.scorer=recent has"),
-        ({"first": 1}, "retrieval.first=1: is for texts without landmarks"),
+        ({"first": 1}, "memory has no setting first: it has cache, "),
         ({"index": "faiss", "granularity": "per_token"}, "memory.index=faiss: chooses for each query and head, not"),
-        ({"index": "faiss", "max_blocks": 9}, "memory.index=faiss: cannot drop blocks, not memory.blocks=9"),
         ({"index": "faiss", "scorer": "mean_key"}, "index=faiss: ranks by landmarks, not retrieval.scorer=mean_key"),
-        (
-            {"window": 9, "scorer": "mean_key", "rerank": 8},
-            "rerank=8: looks again at landmarks' choice, and here are none",
-        ),
-        ({"window": 9, "scorer": "mean_key", "k": 0}, "retrieval.k=0: without landmarks at least one block is read"),
-        ({"window": 9}, "retrieval.scorer=landmark: the text has no landmarks"),
-        ({"window": 9, "scorer": "mean_key", "cutoff": 0.1}, "cmt.cutoff=0.1: the text has no landmarks"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -329,23 +332,52 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         MemorySettings().updated(settings)
 
 
-@pytest.mark.parametrize("settings", [MemorySettings(), MemorySettings(k=2, cutoff=0.1), TRAINING_FREE])
-def test_what_is_saved_are_the_settings_that_are_not_the_default(settings):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0}, "retrieval.k=0: must be at least 1"),
+        ({"first": 129}, "retrieval.first=129: is more than retrieval.k=128"),
+        ({"window": None}, "memory.window=null: must have a value"),
+        ({"rerank": 8}, "memory has no setting rerank: it has dense, first, "),
+    ],
+)
+def test_settings_without_landmarks_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        BlockCacheSettings().updated(settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(MemorySettings(), MemorySettings(k=2, cutoff=0.1)),
+        *(BlockCacheSettings(), BlockCacheSettings(k=4, first=0, mapping="stingy"), BlockCacheSettings(dense=0, k=2)),
+    ],
+)
+def test_what_is_saved_are_the_settings(settings):
     saved = json.loads(json.dumps(settings.saved()))
-    assert MemorySettings(**saved) == settings
+    assert type(settings).from_saved(saved) == settings
     assert len(saved) < 8
 
 
-def lines_of_the_page() -> list[str]:
+def test_a_file_of_before_keeps_its_meaning():
+    """Files without landmarks left out what is usual with landmarks, and have what there is one of."""
+    saved = {"granularity": "per_token_and_group", "scorer": "mean_key", "first": 1, "window": 512, "mapping": "auto"}
+    assert BlockCacheSettings.from_saved(saved) == BlockCacheSettings(k=4)
+    assert BlockCacheSettings(k=4).saved() == saved
+    with pytest.raises(UserError, match="scorer=recent: the model reads without landmarks"):
+        BlockCacheSettings.from_saved(saved | {"scorer": "recent"})
+
+
+def lines_of_the_page(kind: type) -> list[str]:
     """A line for each setting, as docs/settings.md has it."""
     lines = []
-    for item in fields(MemorySettings):
+    for item in fields(kind):
         said, usual = item.metadata, "null" if item.default is None else item.default
         others = ", ".join(f"`{each}`" for each in said.get("choices", ()) if each != usual)
         needed = ""
         if "needs" in said:
             other, values = said["needs"]
-            needed = f"; for `{MemorySettings.__dataclass_fields__[other].metadata['key']}={'`, `'.join(values)}`"
+            needed = f"; for `{kind.__dataclass_fields__[other].metadata['key']}={'`, `'.join(values)}`"
         of_python = f", in Python `{item.name}`" if not said["key"].endswith(f".{item.name}") else ""
         lines.append(
             f"| `{said['key']}`{of_python} | `{usual}`{', ' * bool(others)}{others} | {said['about']}{needed} |"
@@ -353,6 +385,7 @@ def lines_of_the_page() -> list[str]:
     return [line for line in lines if not line.startswith("| `seed`")]
 
 
-def test_the_page_of_settings_has_them_all():
-    table = "\n".join(lines_of_the_page())
+@pytest.mark.parametrize("kind", [MemorySettings, BlockCacheSettings])
+def test_the_page_of_settings_has_them_all(kind):
+    table = "\n".join(lines_of_the_page(kind))
     assert table in PAGE.read_text(encoding="utf-8"), f"put these lines into docs/settings.md:\n{table}"

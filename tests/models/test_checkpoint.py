@@ -20,7 +20,6 @@ from landmark.models.checkpoint import load, new_decoder
 from landmark.models.config import DecoderConfig, Landmarks, decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
-from landmark.utils.trust import name_modules
 from landmark.utils.weights import weights_digest
 from tests.saved import edit, hash_again
 from tests.training.training_case import assert_same_weights
@@ -147,20 +146,6 @@ def test_damaged_and_changed_files_are_refused_in_one_line(folder, damage, said)
     damage(folder)
     with pytest.raises(UserError, match=said):
         load(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nowhere", r"landmark/models/nowhere\.py"),
-        ("generation", r"landmark/models/generation\.py"),
-        ("../decoder", "module ../decoder on Python's path"),
-    ],
-)
-def test_an_unknown_architecture_is_refused(name, said):
-    name_modules([name])
-    with pytest.raises(UserError, match=rf"model\.architecture={name}: there is no {said} that has a Model"):
-        new_decoder(replace(CONFIG, architecture=name))
 
 
 # ---- configurations

@@ -100,6 +100,7 @@ def talk(**given):
         (*text(n=2), f"n: {CANNOT}"),
         (*text(document="../../etc"), "a name has 1 to 64"),
         (*text(max_tokens=0), "max_tokens: 0 is less than 1"),
+        *((*text(max_tokens=count), "max_tokens: Input should be a valid integer") for count in (1e9, True)),
         (*text(seed=2**70), "seed"),
         (*text(stream_options={"include_usage": True}), "stream_options is for a streamed answer"),
         (*text(logit_bias={"5": 1}), f"logit_bias: {CANNOT}"),

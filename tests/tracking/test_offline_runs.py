@@ -1,7 +1,6 @@
 """The files of real offline W&B runs, of a model too small to learn anything, and their dashboard."""
 
 import json
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -66,16 +65,11 @@ def test_there_is_a_run_for_each_training_row_and_table_and_training_is_followed
 def test_a_row_has_its_perplexity_by_position_and_its_retrieval_by_layer(offline):
     for run in offline.evaluate[:3]:
         results = offline.records.find("rows", run.identity)["results"]
-        assert run.series("segment/position") == [64 * (i + 1) for i in range(32)]
         weights = [tokens for tokens, _ in results["position_nll"]]
         mean = sum(w * nll for w, nll in zip(weights, run.series("segment/nll"))) / sum(weights)
         assert mean == pytest.approx(results["nll"])
-        assert run.series("segment/perplexity") == pytest.approx([math.exp(nll) for nll in run.series("segment/nll")])
         assert run.summary["perplexity"] == results["perplexity"]
-        assert {"segments", "memory/drop_rates"}.isdisjoint(run.metrics)
         assert run.summary["memory/drop_rate"] == results["memory"]["drop_rate"]
-        assert run.summary["retrieval/distinct_blocks"] == results["retrieval"]["distinct_blocks"]
-        assert run.series("layer/number") == [0, 1]
         blocks, moved = (run.series(f"layer/{key}") for key in ("distinct_blocks", "bytes_moved"))
         assert sum(blocks) / 2 == pytest.approx(results["retrieval"]["distinct_blocks"])
         assert sum(moved) == pytest.approx(results["retrieval"]["bytes_moved"])

@@ -125,18 +125,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [("devices", 2, "must be started by torchrun"), ("accelerator", "gpu", "trainer: No supported gpu backend found")],
-)
-def test_devices_that_are_not_there_are_refused(key, value, said, tmp_path):
-    config = make_config("transformer")
-    setattr(config.trainer, key, value)
-    with pytest.raises(UserError, match=said):
-        run(config, tmp_path)
-
-
 # ---- a training that was killed or has ended goes on
 
 MEASURED = ("step", "train/loss", "train/learning_rate", "train/gradient_norm")

@@ -71,7 +71,7 @@ class TierCounts:
     bytes_moved: int = 0
 
 
-class BlockCache:
+class FetchedBlocks:
     """Slots for blocks of one head on the compute device; the CPU knows which block each slot holds.
 
     keys, values: (slots, ℓ, d). A *place* is the index of a block of one head among all rows, samples and heads. Where
@@ -252,7 +252,7 @@ class CachedBlocks:
         """Start with no block like (B, H, n, ℓ, d). cache: fetched blocks (all heads) that the device keeps."""
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
-        self._cache = BlockCache(cache * self._heads, like)
+        self._cache = FetchedBlocks(cache * self._heads, like)
 
     @property
     def bytes_kept(self) -> int:

@@ -1,4 +1,4 @@
-"""The kernels of sparse_attention.py for tiles on a GPU, in half precision.
+"""The kernels of attention.py for tiles on a GPU, in half precision.
 
 Blocks are read where they are stored, and no table of queries and keys is written. The plain twin of `read_tiles` is
 the function of this name there.
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
-from landmark.memory.sparse_attention import Reading, Text, constant, highest
+from landmark.blocks.attention import AttentionConfig, Text, constant, highest
 from landmark.utils import constants
 
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
@@ -44,12 +44,12 @@ def turned(X, Turns, at, d, mask, blocks, LATER: tl.constexpr, PAIRS: tl.constex
 
     Turns: (blocks, PAIRS, 2). at: of the numbers, in the shape of d.
     """
-    turns, of_pair = d < 2 * PAIRS, Turns + (blocks * PAIRS + d % PAIRS) * 2
-    partner = tl.where(turns, tl.where(d < PAIRS, PAIRS, -PAIRS), 0)
+    factors, of_pair = d < 2 * PAIRS, Turns + (blocks * PAIRS + d % PAIRS) * 2
+    partner = tl.where(factors, tl.where(d < PAIRS, PAIRS, -PAIRS), 0)
     x = tl.load(X + at, mask=mask, other=0.0).to(tl.float32)
     other = tl.load(X + at + partner, mask=mask, other=0.0).to(tl.float32)
-    cos = tl.load(of_pair, mask=turns, other=1.0)
-    sin = tl.load(of_pair + 1, mask=turns, other=0.0)
+    cos = tl.load(of_pair, mask=factors, other=1.0)
+    sin = tl.load(of_pair + 1, mask=factors, other=0.0)
     return x * cos + other * tl.where(d < PAIRS, -LATER * sin, LATER * sin)
 
 
@@ -185,51 +185,57 @@ def read_blocks(
 
 
 def read_tiles(
-    rows: Tensor, _: Tensor, text: Text, start: int, far: tuple[int, ...], asking: tuple[int, int], how: Reading
+    rows: Tensor,
+    _: Tensor,
+    text: Text,
+    start: int,
+    far: tuple[int, ...],
+    asking: tuple[int, int],
+    config: AttentionConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As sparse_attention.py has it."""
+    """As attention.py has it."""
     rows = rows.contiguous()
-    found = shares(rows, text, far, asking, how)
-    found[..., : how.first].fill_(torch.inf)
-    chosen = highest(found, None, how.k)
-    return *read(rows, text, chosen, start, how), chosen
+    found = shares(rows, text, far, asking, config)
+    found[..., : config.sinks].fill_(torch.inf)
+    chosen = highest(found, None, config.k)
+    return *read(rows, text, chosen, start, config), chosen
 
 
-def shares(q: Tensor, text: Text, far: tuple[int, ...], asking: tuple[int, int], how: Reading) -> Tensor:
+def shares(q: Tensor, text: Text, far: tuple[int, ...], asking: tuple[int, int], config: AttentionConfig) -> Tensor:
     """The largest share of each block among the rows of its tile, (C, n, blocks), float32; -1 where it is not seen.
 
     q: (C, n, G·τ, d), contiguous. far, asking: as of `read_tiles`.
     """
     out = q.new_full((len(q), q.shape[1], far[-1]), -1, dtype=torch.float32)
-    kinds = [x for x in (text.means, text.placed) if x is not None]
+    kinds = [x for x in (text.means, text.rotated) if x is not None]
     means = [_computable(x[:, : far[-1]].to(q.dtype)).contiguous() for x in kinds]
-    q, options = _computable(q), tile_constants(q.shape[2], q.shape[3], MEANS, text.turns)
+    q, options = _computable(q), tile_constants(q.shape[2], q.shape[3], MEANS, text.factors)
     with on_device_of(q):
         block_shares[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](  # tiles, parts of their rows, caches
-            *(q, means[0], means[-1], out if text.turns is None else text.turns, constant(far, q.device), out),
-            *(far[-1], q.shape[2], *asking, how.k, how.scale, how.softcap or 0.0),
+            *(q, means[0], means[-1], out if text.factors is None else text.factors, constant(far, q.device), out),
+            *(far[-1], q.shape[2], *asking, config.k, config.scale, config.softcap or 0.0),
             **options,
-            **{"TILE": how.tile, "CAPPED": how.softcap is not None},
+            **{"TILE": config.tile, "CAPPED": config.softcap is not None},
         )
     return out
 
 
-def read(q: Tensor, text: Text, chosen: Tensor, start: int, how: Reading) -> tuple[Tensor, Tensor]:
+def read(q: Tensor, text: Text, chosen: Tensor, start: int, config: AttentionConfig) -> tuple[Tensor, Tensor]:
     """Attention of tiles q (C, n, G·τ, d), contiguous, to all that they read, and its log-sum-exp, float32.
 
     chosen: (C, n, k), blocks. start: position of the first tile's first query.
     """
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     q, keys, values = (_computable(x) for x in (q, text.keys, text.values))
-    options = tile_constants(q.shape[2], q.shape[3], how.block_size, text.turns)
+    options = tile_constants(q.shape[2], q.shape[3], config.block_size, text.factors)
     with on_device_of(q):
         read_blocks[(q.shape[1], -(-q.shape[2] // options["ROWS"]), len(q))](
-            *(q, keys, values, chosen.contiguous(), lse if text.turns is None else text.turns, out, lse),
+            *(q, keys, values, chosen.contiguous(), lse if text.factors is None else text.factors, out, lse),
             *(*keys.stride()[:2], *values.stride()[:2]),
-            *(chosen.shape[2], q.shape[2], start, how.scale, how.softcap or 0.0),
+            *(chosen.shape[2], q.shape[2], start, config.scale, config.softcap or 0.0),
             **options,
-            **{"TILE": how.tile, "GROUP": how.group, "WINDOW": how.window, "L": how.block_size},
-            **{"CAPPED": how.softcap is not None, "LISTED": triton.next_power_of_2(chosen.shape[2])},
+            **{"TILE": config.tile, "GROUP": config.group, "WINDOW": config.window, "L": config.block_size},
+            **{"CAPPED": config.softcap is not None, "LISTED": triton.next_power_of_2(chosen.shape[2])},
         )
     return out, lse
 
@@ -239,9 +245,9 @@ def _computable(x: Tensor) -> Tensor:
     return x.float() if is_interpreted() and x.dtype == torch.bfloat16 else x
 
 
-def tile_constants(rows: int, dim: int, keys: int, turns: Tensor | None) -> dict[str, int]:
+def tile_constants(rows: int, dim: int, keys: int, factors: Tensor | None) -> dict[str, int]:
     """Compile-time constants for tiles of so many rows and heads of `dim` numbers. keys: read in one step."""
-    pairs, wide = 0 if turns is None else turns.shape[1], dim > 128
+    pairs, wide = 0 if factors is None else factors.shape[1], dim > 128
     part = max(LEAST, min((32 if pairs else 64) if wide else 128, triton.next_power_of_2(rows)))
     options = {"num_warps": 8 if part * dim > 64 * 64 else 4, "num_stages": 2 if pairs and wide else 3}
     return {"D": dim, "BLOCK_D": padded(dim), "ROWS": part, "SEGMENT": padded(keys), "PAIRS": pairs} | options

@@ -1,8 +1,8 @@
-"""A token of a `SummaryMemory` on a GPU: its key and value are stored, it chooses blocks and reads, in six launches.
+"""A token of a `BlockCache` on a GPU: its key and value are stored, it chooses blocks and reads, in six launches.
 
 What changes from token to token, its position, is read on the device. So a CUDA graph may hold these kernels, and
-nothing on the host waits for them. Their plain twins are `SummaryMemory`'s `write`, and `_read_one` and `read_all` in
-sparse_attention.py; shapes and names are those of that file.
+nothing on the host waits for them. Their plain twins are `BlockCache`'s `write`, and `_read_one` and `read_all` in
+attention.py; shapes and names are those of that file.
 """
 
 # Triton's language only looks like Python.
@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from landmark.attention.fused.tuning import on_device_of, padded
+from landmark.blocks.attention import AttentionConfig, Text
+from landmark.blocks.prefill_kernels import lag_of, list_of, of_products, turned
 from landmark.memory.reading_kernels import merge_constants, merged_splits, splits_of
-from landmark.memory.sparse_attention import Reading, Text
-from landmark.memory.sparse_attention_kernels import lag_of, list_of, of_products, turned
 
 BLOCKS = 64  # whose means a program scores
 
@@ -172,16 +172,18 @@ def read_keys(
 KERNELS = append, scores_of_means, largest_shares, read_keys
 
 
-def store(k: Tensor, v: Tensor, text: Text, position: Tensor, how: Reading) -> None:
+def store(k: Tensor, v: Tensor, text: Text, position: Tensor, config: AttentionConfig) -> None:
     """Write keys and values (B, H_kv, 1, d) to the text, and the mean of a block that is complete with them.
 
     position: (), int64, on the device. The numbers of a head lie side by side, here and below.
     """
     strides = [x.stride(n) for x in (k, v, *text[:3]) for n in (0, 1)]
-    _launch(append, (len(text.keys),), k, v, *text[:3], position, *strides, k.shape[1], **constants(1, k.shape[3], how))
+    _launch(
+        append, (len(text.keys),), k, v, *text[:3], position, *strides, k.shape[1], **constants(1, k.shape[3], config)
+    )
 
 
-def choose(q: Tensor, text: Text, position: Tensor, how: Reading) -> Tensor:
+def choose(q: Tensor, text: Text, position: Tensor, config: AttentionConfig) -> Tensor:
     """The blocks (C, k), in no order, that a token chooses; more than k must be far.
 
     q: (B, H, 1, d).
@@ -192,35 +194,37 @@ def choose(q: Tensor, text: Text, position: Tensor, how: Reading) -> Tensor:
         q.new_empty(shape, dtype=torch.float32)
         for shape in ((caches, group, blocks), (caches, group, parts), (caches, blocks))
     )
-    placed, turns = (text.means, scores) if text.turns is None else (text.placed, text.turns)
-    sizes, grid = constants(group, q.shape[3], how, text.turns, parts), (parts, caches)
+    rotated, factors = (text.means, scores) if text.factors is None else (text.rotated, text.factors)
+    sizes, grid = constants(group, q.shape[3], config, text.factors, parts), (parts, caches)
     strides = *q.stride()[:2], *text.means.stride()[:2]
-    scoring = caches // len(q), blocks, parts, how.scale, how.softcap or 0.0
-    given = q, text.means, placed, turns, position, scores, lse
+    scoring = caches // len(q), blocks, parts, config.scale, config.softcap or 0.0
+    given = q, text.means, rotated, factors, position, scores, lse
     _launch(scores_of_means, grid, *given, *strides, *scoring, **sizes)
     _launch(largest_shares, grid, scores, lse, position, shares, blocks, parts, **sizes)
-    return shares.topk(how.k, sorted=False).indices
+    return shares.topk(config.k, sorted=False).indices
 
 
-def read(q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, how: Reading) -> tuple[Tensor, Tensor]:
+def read(
+    q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, config: AttentionConfig
+) -> tuple[Tensor, Tensor]:
     """Attention (B, H, 1, d) of a token to the blocks that it chose, and to its last tokens; or to all keys.
 
     q: (B, H, 1, d). chosen: (C, k); None: all keys are read. Returns also log-sum-exps (splits, B·H), in units of
     log 2, whose log-sum-exp is that of all that is read.
     """
     (caches, capacity), group = text.keys.shape[:2], q.shape[0] * q.shape[1] // len(text.keys)
-    steps, count, listed = -(-capacity // padded(how.block_size)), 0, position
-    turns = None
+    steps, count, listed = -(-capacity // padded(config.block_size)), 0, position
+    factors = None
     if chosen is not None:
-        count, listed, turns = chosen.shape[1], chosen, text.turns
-        steps = count + how.window // how.block_size + 1
+        count, listed, factors = chosen.shape[1], chosen, text.factors
+        steps = count + config.window // config.block_size + 1
     splits = splits_of(steps, caches, q.device)
     parts = q.new_empty(splits, caches * group, q.shape[3], dtype=torch.float32)
     lse, out = parts.new_empty(parts.shape[:2]), torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    given = q, *text[:2], listed, lse if turns is None else turns, position, parts, lse
+    given = q, *text[:2], listed, lse if factors is None else factors, position, parts, lse
     strides = *q.stride()[:2], *text.keys.stride()[:2], *text.values.stride()[:2]
-    scoring = caches // len(q), count, splits, how.scale, how.softcap or 0.0
-    sizes = constants(group, q.shape[3], how, turns, count, exact=q.dtype == torch.float32)
+    scoring = caches // len(q), count, splits, config.scale, config.softcap or 0.0
+    sizes = constants(group, q.shape[3], config, factors, count, exact=q.dtype == torch.float32)
     sizes |= {"ALL": chosen is None}
     _launch(read_keys, (splits, caches), *given, *strides, *scoring, **sizes)
     merging, rows = merge_constants(q.shape[3]) | {"WEIGHTED": False, "MASKED": False, "SPLITS": splits}, caches * group
@@ -229,7 +233,7 @@ def read(q: Tensor, text: Text, position: Tensor, chosen: Tensor | None, how: Re
 
 
 def constants(
-    group: int, dim: int, how: Reading, turns: Tensor | None = None, listed: int = 1, exact: bool = False
+    group: int, dim: int, config: AttentionConfig, factors: Tensor | None = None, listed: int = 1, exact: bool = False
 ) -> dict[str, Any]:
     """Compile-time constants of the kernels, whose names tell them apart.
 
@@ -237,8 +241,17 @@ def constants(
     exact: whether products are in float32.
     """
     sizes = {"GROUP": group, "ROWS": padded(group), "D": dim, "BLOCK_D": padded(dim), "BLOCKS": BLOCKS}
-    sizes |= {"L": how.block_size, "SEGMENT": padded(how.block_size), "WINDOW": how.window, "FIRST": how.first}
-    sizes |= {"NEWEST": how.k, "PAIRS": 0 if turns is None else turns.shape[1], "CAPPED": how.softcap is not None}
+    sizes |= {
+        "L": config.block_size,
+        "SEGMENT": padded(config.block_size),
+        "WINDOW": config.window,
+        "FIRST": config.sinks,
+    }
+    sizes |= {
+        "NEWEST": config.k,
+        "PAIRS": 0 if factors is None else factors.shape[1],
+        "CAPPED": config.softcap is not None,
+    }
     sizes["LISTED"] = triton.next_power_of_2(max(1, listed))
     return sizes | {
         "PRECISION": "ieee" if exact else "tf32",

@@ -1,7 +1,7 @@
 """The memory of a pretrained model that reads without training: all keys and values, of which a query reads few.
 
-Texts have no landmarks; a block is found by the mean of its keys (sparse_attention.py says how). Keys are kept as the
-model rotates them, so nothing is placed anew when a text grows beyond the positions that the model knows: far blocks
+Texts have no landmarks; a block is found by the mean of its keys (attention.py says config). Keys are kept as the
+model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far blocks
 are then turned towards the query when they are read.
 """
 
@@ -20,19 +20,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from landmark.attention import Scoring, Sinks, backend_for
-from landmark.memory.retrievals import Observer, Retrieval, Stored
-from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
-from landmark.memory.sparse_attention import (
-    Moves,
-    Reading,
+from landmark.blocks.attention import (
+    AttentionConfig,
+    Rotation,
     Text,
-    means_in_place,
-    of_queries,
+    block_rope_factors,
+    blocks_of_queries,
     read_all,
     read_chosen,
+    rotated_means,
     shares_of_blocks,
-    turns_of,
 )
+from landmark.memory.retrievals import Observer, Retrieval, Stored
+from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
 from landmark.memory.store.tiers import grown, mapped_file, new_buffer
 from landmark.memory.text_memory import Piece
 from landmark.utils.errors import UserError
@@ -53,8 +53,8 @@ def _are_kernels(dtype: torch.dtype, dim: int, block_size: int, device: torch.de
     return backend_for("auto", torch.empty(0, dim, dtype=dtype, device=device), block_size) == "triton"
 
 
-def moved(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
-    """Keys as if they stood later in the text (`landmark.memory.sparse_attention.Moves`).
+def rotate_by(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
+    """Keys as if they stood later in the text (`landmark.blocks.attention.Rotation`).
 
     frequencies: (r/2,), radians a position, of the pairs of channels i and i + r/2; the other channels do not turn.
     """
@@ -67,7 +67,7 @@ def moved(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
     return out.to(keys.dtype)
 
 
-class SummaryMemory:
+class BlockCache:
     """Keys and values of a text in all layers with full attention.
 
     For each chunk every layer calls `attend`, and one `commit` ends the chunk. A query at position t reads
@@ -115,7 +115,7 @@ class SummaryMemory:
             mapping: "true": keys have their true positions; "stingy": far blocks are read as if they stood in k + 1
                 places before the window; "auto": stingy only beyond `positions`.
             positions: that the model was trained on; None: any number.
-            frequencies: (r/2,), radians per position of each pair that the model turns.
+            frequencies: (r/2,), radians per position of each pair that the model rotates.
             unrotated_layers: layers whose keys have no positions.
             tier, folder: where keys and values lie, as of `Store`.
             observer: called with a `Retrieval` whenever a layer attends.
@@ -127,13 +127,13 @@ class SummaryMemory:
             )
         self.window = -(-window // block_size) * block_size
         self.block_size, self.dense, self.observer = block_size, dense, observer
-        self._reading = Reading(block_size, self.window, k, first)
+        self._config = AttentionConfig(block_size, self.window, k, first)
         self.unrotated_layers = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
-        self._moves = None if frequencies is None else partial(moved, frequencies)
+        self._rotation = None if frequencies is None else partial(rotate_by, frequencies)
         self._trained, self._tier, self._folder = positions, tier, folder
-        self.model: Callable[[], str] | None = None
+        self.model: Callable[[], str | None] | None = None
         self._known = False
         self.reset()
 
@@ -150,7 +150,7 @@ class SummaryMemory:
     def _begin_tokens(self) -> None:
         self._ready: int | None = None  # the position for which `ready_for_token` was called
         self._positions: dict[torch.device, Tensor] = {}  # this position, on each device
-        self._turning: dict[torch.device, Tensor] = {}
+        self._factors_on: dict[torch.device, Tensor] = {}
 
     @property
     def width(self) -> int:
@@ -164,7 +164,7 @@ class SummaryMemory:
     @property
     def visible_from(self) -> int:
         """The first position that the next query sees without choosing its block."""
-        return self._reading.far(self.position) * self.block_size
+        return self._config.far(self.position) * self.block_size
 
     @property
     def num_layers(self) -> int:
@@ -211,29 +211,31 @@ class SummaryMemory:
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
         state.write(start, keys, values, self._rounded(start + length), self._expected)
         self._length = length
-        self._reads_all = max(self._dense_on(q.device.type), self._reading.covered)
-        how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap)
+        self._reads_all = max(self._dense_on(q.device.type), self._config.covered)
+        config = replace(self._config, scale=scoring.scale_of(dim), softcap=scoring.softcap)
         if self._known and length > 1:
-            how = replace(how, tile=self.block_size)
+            config = replace(config, tile=self.block_size)
         if length > 1 and has_kernels(q, self.block_size) and q.dtype != torch.float32:
-            from landmark.memory import sparse_attention_kernels as kernels
+            from landmark.blocks import prefill_kernels as kernels
 
-            how = replace(how, tiles_by=kernels.read_tiles)
+            config = replace(config, tiles_by=kernels.read_tiles)
         queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
         stored = Text(*state.tensors)
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
             keys, values, means = (x.to(q.device, non_blocking=True) for x in stored[:3])
             stored = Text(keys, values, means)
-        for first, stop, is_far, moves in self._parts(layer, start, length, how, q.device.type):
+        for first, stop, is_far, rotation in self._parts(layer, start, length, config, q.device.type):
             text, part = stored, queries[:, :, first - start : stop - start]
-            if moves is not None:
-                placed = state.means_in_place(moves, how)
-                text = stored._replace(moves=moves, placed=placed, turns=how.tiles_by and self._turns(q.device))
-            out, lse, *tiles = (read_chosen if is_far else read_all)(part, text, first, how)
+            if rotation is not None:
+                rotated = state.rotated_means(rotation, config)
+                text = stored._replace(
+                    rotation=rotation, rotated=rotated, factors=config.tiles_by and self._rope_factors(q.device)
+                )
+            out, lse, *tiles = (read_chosen if is_far else read_all)(part, text, first, config)
             parts.append((out, lse))
             if self.observer is not None:
-                blocks = of_queries(tiles[0], first, stop - first, how) if tiles else None
-                self._observe(layer, part, text, first, how, lse, blocks)
+                blocks = blocks_of_queries(tiles[0], first, stop - first, config) if tiles else None
+                self._observe(layer, part, text, first, config, lse, blocks)
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 2) for x in zip(*parts, strict=True))
         out, lse = out.reshape(q.shape), lse.reshape(q.shape[:3])
         return out if sinks is None else sinks.merge(out, lse)[0]
@@ -252,49 +254,51 @@ class SummaryMemory:
         layers = self.layers.values()
         return bool(layers) and all(x.keys.device == device and self._by_kernels(x, x.keys, x.keys) for x in layers)
 
-    def _turns(self, device: torch.device) -> Tensor | None:
-        """`landmark.memory.sparse_attention.turns_of` as many blocks as there is room for; None: no key turns."""
+    def _rope_factors(self, device: torch.device) -> Tensor | None:
+        """`block_rope_factors` of as many blocks as there is room for; None: no key is rotated."""
         if self._frequencies is None:
             return None
         blocks = 1 + max(state.means.shape[1] for state in self.layers.values())
-        if device not in self._turning or len(self._turning[device]) < blocks:
-            self._turning[device] = turns_of(self._frequencies.to(device), blocks, self.block_size)
-        return self._turning[device]
+        if device not in self._factors_on or len(self._factors_on[device]) < blocks:
+            self._factors_on[device] = block_rope_factors(self._frequencies.to(device), blocks, self.block_size)
+        return self._factors_on[device]
 
     def ready_for_token(self) -> tuple[int, ...]:
         """Get ready to read one token. Returns what its kernels depend on, of all that is not in the tensors."""
         start, fixed = self.position, list[int]()
         for layer, state in self.layers.items():
-            _, _, is_far, moves = next(self._parts(layer, start, 1, self._reading, state.keys.device.type))
+            _, _, is_far, rotation = next(self._parts(layer, start, 1, self._config, state.keys.device.type))
             state.make_room(self._rounded(start + 1), max(self._expected, start + start // SPARE))
-            if moves is not None:
-                fixed.append(state.means_in_place(moves, self._reading).data_ptr())
+            if rotation is not None:
+                fixed.append(state.rotated_means(rotation, self._config).data_ptr())
             fixed += [int(is_far), state.keys.shape[1], *(x.data_ptr() for x in state.tensors)]
         for device in {state.keys.device for state in self.layers.values()}:
             if device not in self._positions:
                 self._positions[device] = new_buffer(dtype=torch.int64, device=device)
             fixed += [
-                x.data_ptr() for x in (self._positions[device].fill_(start), self._turns(device)) if x is not None
+                x.data_ptr()
+                for x in (self._positions[device].fill_(start), self._rope_factors(device))
+                if x is not None
             ]
         self._ready = start
         return tuple(fixed)
 
     def _attend_one(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """`attend` to one token, by kernels. A CUDA graph may hold it, once `ready_for_token` was called."""
-        from landmark.memory import next_token_kernels as kernels
+        from landmark.blocks import decode_kernels as kernels
 
         if self._ready != self.position:
             self.ready_for_token()
         state, position = self.layers[layer], self._positions[q.device]
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-        how = replace(self._reading, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
-        _, _, is_far, moves = next(self._parts(layer, self.position, 1, how, q.device.type))
+        config = replace(self._config, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
+        _, _, is_far, rotation = next(self._parts(layer, self.position, 1, config, q.device.type))
         text = Text(*state.tensors)
-        if moves is not None:
-            text = text._replace(placed=state.placed, turns=self._turns(q.device))
-        kernels.store(k, v, text, position, how)
-        chosen = kernels.choose(q, text, position, how) if is_far else None
-        out, lse = kernels.read(q, text, position, chosen, how)
+        if rotation is not None:
+            text = text._replace(rotated=state.rotated, factors=self._rope_factors(q.device))
+        kernels.store(k, v, text, position, config)
+        chosen = kernels.choose(q, text, position, config) if is_far else None
+        out, lse = kernels.read(q, text, position, chosen, config)
         self.took_token()
         return out if sinks is None else sinks.merge(out, (lse * math.log(2)).logsumexp(0).view(q.shape[:3]))[0]
 
@@ -306,7 +310,7 @@ class SummaryMemory:
 
     def chooses(self, tokens: int, device: str) -> bool:
         """Whether queries of a text of so many tokens choose blocks, and do not all read all keys."""
-        return tokens > max(self._dense_on(device), self._reading.covered)
+        return tokens > max(self._dense_on(device), self._config.covered)
 
     def _dense_on(self, device: str) -> int:
         """Tokens at the start of a text whose queries read all keys."""
@@ -315,19 +319,19 @@ class SummaryMemory:
         return min(DENSE.get(device, DENSE_ELSEWHERE), self._trained or DENSE_ELSEWHERE)
 
     def _parts(
-        self, layer: int, start: int, length: int, how: Reading, device: str
-    ) -> Iterator[tuple[int, int, bool, Moves | None]]:
+        self, layer: int, start: int, length: int, config: AttentionConfig, device: str
+    ) -> Iterator[tuple[int, int, bool, Rotation | None]]:
         """The chunk in parts of one kind: first position, the one behind the last, whether blocks are chosen, and how
         keys are moved."""
         turning = self._known_positions is not None and layer not in self.unrotated_layers
         known = self._known_positions if turning else None
-        bounds = [max(self._dense_on(device), how.covered)]
+        bounds = [max(self._dense_on(device), config.covered)]
         if known is not None:  # whole groups, so that all queries of one are read alike
-            bounds.append(max(bounds[0], known // how.group * how.group))
+            bounds.append(max(bounds[0], known // config.group * config.group))
         end = start + length
         for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
             beyond = known is not None and first >= bounds[-1]
-            yield first, stop, first >= bounds[0], self._moves if beyond else None
+            yield first, stop, first >= bounds[0], self._rotation if beyond else None
 
     def commit(self) -> None:
         """End the chunk in every layer."""
@@ -366,7 +370,7 @@ class SummaryMemory:
         The tokens without logits are known, and are read in whole blocks. Behind the last whole block every token
         chooses alone, so that the pieces, and the calls in which a text comes, do not show.
         """
-        self._reads_all = max(self._dense_on(device), self._reading.covered)
+        self._reads_all = max(self._dense_on(device), self._config.covered)
         before, known, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
         if kept < length and self.chooses(before + length, device):
             known = max(0, self._whole(before + length - kept) - before)
@@ -379,7 +383,7 @@ class SummaryMemory:
             state.forget(self.position)
         self._length, self._ready = 0, None
 
-    def select_samples(self, samples: Tensor) -> "SummaryMemory":
+    def select_samples(self, samples: Tensor) -> "BlockCache":
         """A copy whose samples are these of the batch, as beam search needs it. samples: (n,), integer."""
         if self._length:
             raise RuntimeError("a chunk is not committed yet: call commit() before select_samples()")
@@ -399,7 +403,7 @@ class SummaryMemory:
         """Nothing: `beginning` needs no more than a position."""
         return {}
 
-    def beginning(self, position: int, _: Mapping[int, Any]) -> "SummaryMemory":
+    def beginning(self, position: int, _: Mapping[int, Any]) -> "BlockCache":
         """A copy that has read the text up to this position."""
         begun = self.select_samples(torch.arange(self.batch_size))
         begun.position, begun.settled = position, min(position, self.settled)
@@ -463,20 +467,27 @@ class SummaryMemory:
 
     def _rounded(self, tokens: int) -> int:
         """Tokens up to the end of the last group."""
-        return -(-tokens // self._reading.group) * self._reading.group
+        return -(-tokens // self._config.group) * self._config.group
 
     def _observe(
-        self, layer: int, q: Tensor, text: Text, start: int, how: Reading, lse: Tensor, blocks: Tensor | None = None
+        self,
+        layer: int,
+        q: Tensor,
+        text: Text,
+        start: int,
+        config: AttentionConfig,
+        lse: Tensor,
+        blocks: Tensor | None = None,
     ) -> None:
         """Tell the observer which blocks each query of (C, G, T, d) reads, and their shares of its attention."""
         assert self.observer is not None
         batch, length = self.layers[layer].batch, q.shape[2]
         added, is_read = (start + length) // self.block_size, None
         if blocks is None:  # all that are far
-            far = torch.tensor([how.far(start + query) for query in range(length)], device=q.device)
+            far = torch.tensor([config.far(start + query) for query in range(length)], device=q.device)
             blocks = torch.arange(int(far.max()), device=q.device).expand(len(q), length, -1)
             is_read = blocks < far[:, None]
-        weights, ages = shares_of_blocks(q, text, start, lse, blocks, how), added - blocks
+        weights, ages = shares_of_blocks(q, text, start, lse, blocks, config), added - blocks
         if is_read is not None:
             weights, ages = weights * is_read[:, None], ages * is_read
         ages, weights = ages.unflatten(0, (batch, -1)), weights.unflatten(0, (batch, -1)).flatten(1, 2)
@@ -494,8 +505,8 @@ class _Layer:
         self.means = torch.zeros(
             caches, 0, dim, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
         )
-        self.placed = self.means  # the means as `means_in_place` moves them, of the first blocks
-        self._num_placed = 0
+        self.rotated = self.means  # the means as `rotated_means` returns them, of the first blocks
+        self._num_rotated = 0
         self.written = 0
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
@@ -532,15 +543,15 @@ class _Layer:
             torch.mean(blocks, 2, dtype=self.means.dtype, out=self.means[:, first:last])
         self.written = end
 
-    def means_in_place(self, moves: Moves, how: Reading) -> Tensor:
-        """`landmark.memory.sparse_attention.means_in_place` of all complete blocks, each moved once."""
-        done, complete = self._num_placed, self.written // self._block_size
-        if self.placed.shape[1] != self.means.shape[1]:
-            self.placed = grown(self.placed, 1, self.means.shape[1])
+    def rotated_means(self, rotation: Rotation, config: AttentionConfig) -> Tensor:
+        """`landmark.blocks.attention.rotated_means` of all complete blocks, each moved once."""
+        done, complete = self._num_rotated, self.written // self._block_size
+        if self.rotated.shape[1] != self.means.shape[1]:
+            self.rotated = grown(self.rotated, 1, self.means.shape[1])
         if done < complete:
-            self.placed[:, done:complete] = means_in_place(self.means[:, done:complete], done, moves, how)
-            self._num_placed = complete
-        return self.placed
+            self.rotated[:, done:complete] = rotated_means(self.means[:, done:complete], done, rotation, config)
+            self._num_rotated = complete
+        return self.rotated
 
     def make_room(self, least: int, tokens: int) -> None:
         """Have room for `least` tokens, and for `tokens` where it must grow."""
@@ -560,12 +571,12 @@ class _Layer:
         """Forget the tokens from this position on."""
         self.keys[:, position : self.written] = 0
         self.values[:, position : self.written] = 0
-        self.written, self._num_placed = position, min(self._num_placed, position // self._block_size)
+        self.written, self._num_rotated = position, min(self._num_rotated, position // self._block_size)
 
     def select(self, samples: Tensor) -> "_Layer":
         chosen = copy.copy(self)
         chosen.batch = len(samples)
-        for name in ("keys", "values", "means", "placed"):
+        for name in ("keys", "values", "means", "rotated"):
             x = getattr(self, name)
             rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)
             on_disk = self._tier == "disk" and name in ("keys", "values")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from landmark.huggingface.families import head_dim, landmark_layers, text_config
 from landmark.utils.errors import UserError
 
 Progress = Callable[[int, int], None]
+SHARED = 256  # tokens that are read in a turn while others wait
 
 
 class Gone(Exception):
@@ -38,6 +40,7 @@ class Answering:
         self.model, self.tokenizer, self.chats = model.eval(), tokenizer, Chats(tokenizer)
         self.landmark = getattr(getattr(model, "landmarks", None), "token", None)
         self.prefixes, self._local = PrefixCache(model, most_bytes), local if self.landmark is not None else None
+        self._waiting = deque[None]()  # one for each thread that waits for the model
         ends = model.generation_config.eos_token_id
         self.ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
 
@@ -71,34 +74,41 @@ class Answering:
         """Read more of texts of one length, ids (B, T); the logits (B, vocabulary) after them. cache: has read what is
         before. progress: gets the tokens read, and all. Raises Gone where nobody waits any more.
         """
-        length, has_blocks = ids.shape[1], isinstance(cache, LandmarkCache)
-        with self.prefixes.lock:
-            stops = self._stops(cache, length)
-            if has_blocks:
-                cache.expect(length)
+        length, start, has_blocks = ids.shape[1], 0, isinstance(cache, LandmarkCache)
         logits = torch.empty(0)
-        for start, stop in pairwise([0, *stops]):
-            with self.prefixes.lock, torch.inference_mode():
+        while start < length:
+            with self._turn(), torch.inference_mode():
                 if gone is not None and gone.is_set():
                     raise Gone
+                if has_blocks and not start:
+                    cache.expect(length)
+                stop = start + self._next_stop(cache, length - start)
                 given: dict[str, Any] = {"known": stop < length} if has_blocks else {}
+                given |= {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
                 given |= {} if self._local is None else {"local": self._local}
-                part = ids[:, start:stop].to(self.model.device)
-                logits = self.model(part, past_key_values=cache, use_cache=True, logits_to_keep=1, **given).logits[
-                    :, -1
-                ]
-                logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+                logits = self.model(ids[:, start:stop].to(self.model.device), **given).logits[:, -1]
+                logits, start = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True), stop
             if progress is not None:
                 progress(stop, length)
         return logits
 
-    def _stops(self, cache: Any, length: int) -> list[int]:
-        """Where the reading of so many tokens is cut; the last is `length`."""
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the model, and be seen to wait for it."""
+        self._waiting.append(None)
+        with self.prefixes.lock:
+            self._waiting.pop()
+            yield
+
+    def _next_stop(self, cache: Any, length: int) -> int:
+        """How many of so many tokens are read in this turn: fewer where others wait, as it does not change a text that
+        is read without landmarks.
+        """
         if not isinstance(cache, LandmarkCache):
-            return [length]
+            return length
         if self._local is not None:
-            return [*range(self._local, length, self._local), length]
-        return cache.stops(length)
+            return min(self._local, length)
+        return cache.stops(length, SHARED if self._waiting and self.landmark is None else None)[0]
 
     def answer(
         self,

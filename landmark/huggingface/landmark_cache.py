@@ -140,11 +140,13 @@ class LandmarkCache(Cache):
         """
         return self.memory.pieces(length, kept, most, cast(PreTrainedModel, self._model()).device.type)
 
-    def stops(self, length: int) -> list[int]:
+    def stops(self, length: int, most: int | None = None) -> list[int]:
         """Places among the next `length` tokens where a caller that wants the last logits may pause; the last one is
-        `length`. Up to each, one call of the model is one pass."""
+        `length`. Up to each, one call of the model is one pass. most: tokens between them, for a text without landmarks
+        (None: those that the model reads at a time).
+        """
         unread = self.get_seq_length() - self.memory.tokens_read
-        pieces = self.pieces(unread + length, 1, self._local)
+        pieces = self.pieces(unread + length, 1, min(self._local, most or self._local))
         return [piece.stop - unread for piece in pieces if piece.stop > unread]
 
     @property

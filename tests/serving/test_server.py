@@ -283,6 +283,34 @@ def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_
     assert re.search(rf"document book: \d+ of {tokens} tokens read", caplog.text)
 
 
+def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_path, monkeypatch):
+    """Which changes nothing of it."""
+    model, read, asked = wrapped_model("gemma3", local=64, **FREE), [], threading.Event()
+    forward, text = type(model).forward, "A heron waits. " * 60
+
+    def wait(self, ids, **given):
+        read.append(ids.shape[1])
+        if len(read) == 4:
+            assert asked.wait(100)
+        time.sleep(0.05 * (len(read) > 4))
+        return forward(self, ids, **given)
+
+    with Server(model, tokenizer, tmp_path / "alone") as running:
+        running.http().put("/documents/book", content=text.encode())
+        expected = running.ask("Who? ", extra_body={"document": "book"}).choices[0].text
+    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(answering, "SHARED", 16)
+    with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(1) as pool:
+        put = pool.submit(running.http().put, "/documents/book", content=text.encode())
+        wait_for(lambda: len(read) == 4)
+        asked.set()
+        running.ask("A crow. ")
+        assert put.result().status_code == 200
+        assert set(read[:4]) == {64}
+        assert 16 in read
+        assert running.ask("Who? ", extra_body={"document": "book"}).choices[0].text == expected
+
+
 def test_ctrl_c_ends_running_answers(model, tokenizer, tmp_path):
     """Of the command itself, which then ends without a traceback."""
     folder, port = save_model(tmp_path / "model", model, tokenizer), free_port()

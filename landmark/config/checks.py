@@ -86,7 +86,7 @@ _OF_LANDMARKS, _OF_BLOCKS = (
 _OF_MEMORY = _OF_BLOCKS | _OF_LANDMARKS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "landmark_from", "block_size", "cache")
 _OF_OURS = (
     *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -146,7 +146,11 @@ _NEEDED = (
         "a model with landmarks",
         lambda c: not c.model.as_is,
     ),
-    Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
+    Read(
+        ("model.as_is", "model.dtype", "model.lora_rank", "model.landmark_from"),
+        "a model that model.name gives",
+        lambda c: not _is_ours(c),
+    ),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",

@@ -27,7 +27,7 @@ from landmark.experiment.jobs import Inputs
 from landmark.experiment.runner import load_trained
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.huggingface import load as load_wrapped
-from landmark.models import decoder_config, save
+from landmark.models import build, decoder_config, save
 from landmark.models import head_loss as parts
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
@@ -94,6 +94,21 @@ def test_only_adapters_and_the_landmarks_embedding_are_trained(folder, tmp_path,
     torch.testing.assert_close(after[others], before[others], rtol=0, atol=1e-6)
     projection = "model.layers.1.self_attn.v_proj.weight"
     assert not torch.allclose(again.bare.state_dict()[projection], start.bare.state_dict()[projection], atol=1e-4)
+
+
+def test_a_landmark_can_begin_as_the_beginning_of_text(folder):
+    tokenizer = tokenizer_with_beginning()
+    settings = dataclasses.replace(make_config("landmark").model, name=str(folder))
+    embeddings = {}
+    for begins in (None, "mean", "beginning"):
+        model = build(dataclasses.replace(settings, landmark_from=begins), tokenizer, start=str(folder))
+        embeddings[begins] = embedding(model)
+    token = tokenizer.landmark
+    assert torch.equal(embeddings["beginning"][token], embeddings["beginning"][BEGINNING])
+    assert torch.equal(embeddings[None], embeddings["mean"])
+    assert not torch.allclose(embeddings[None][token], embeddings["beginning"][token])
+    with pytest.raises(UserError, match="the tokenizer begins no text with"):
+        build(dataclasses.replace(settings, landmark_from="beginning"), PretrainedTokenizer(make_tokenizer()), start="")
 
 
 def test_everything_is_trained_without_adapters(folder, tmp_path):

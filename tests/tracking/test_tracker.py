@@ -20,9 +20,9 @@ from landmark.experiment.records import Records
 from landmark.tracking import loggers, wandb_run
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import mode
-from landmark.utils.files import write_json
+from landmark.utils.files import read_json, write_json
 from landmark.utils.metrics_csv import read_metrics
-from tests.configurations import compose_conf
+from tests.configurations import SMALL, compose_conf
 from tests.forked import python
 from tests.tracking.wandb_server import Server, read_offline
 from tests.training.training_case import At, make_config, run
@@ -211,7 +211,7 @@ ATTEMPT = """
 import os, sys, time, psutil
 from pathlib import Path
 from landmark.tracking import loggers, wandb_run
-from tests.configurations import compose_conf
+from tests.configurations import SMALL, compose_conf
 from landmark.config import to_config
 first, last, is_killed = map(int, sys.argv[1:])
 points = loggers.earlier_points(Path("."), "abc")

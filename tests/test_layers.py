@@ -22,7 +22,7 @@ ALLOWED = {
     "answering": {"huggingface"},
     "models": {"answering", "attention", "memory", "huggingface", "gguf", "config"},
     "extensions": {"attention", "memory", "models", "data", "evaluation", "config"},
-    "serving": {"answering", "huggingface"},
+    "serving": {"answering", "documents", "huggingface"},
     "config": {"memory", "blocks"},
     "documents": set(),
     "data": {"config", "documents", "gguf"},

@@ -358,8 +358,11 @@ class BlockCache:
             return tokens
         return max(self._reads_all, tokens // self.block_size * self.block_size)
 
-    def settle(self) -> None:
-        """Forget the tokens that are not settled; they are read again with the text that follows."""
+    def settle(self, at: int | None = None) -> None:
+        """Forget the tokens that are not settled, or that are behind an earlier position; they are read again with the
+        text that follows.
+        """
+        self.settled = self.settled if at is None else at
         if self.settled < self.position:
             self.position = self.settled
             self.discard()
@@ -403,7 +406,7 @@ class BlockCache:
         """Nothing: `beginning` needs no more than a position."""
         return {}
 
-    def beginning(self, position: int, _: Mapping[int, Any]) -> "BlockCache":
+    def beginning(self, position: int, layers: Mapping[int, Any]) -> "BlockCache":
         """A copy that has read the text up to this position."""
         begun = self.select_samples(torch.arange(self.batch_size))
         begun.position, begun.settled = position, min(position, self.settled)

@@ -168,12 +168,11 @@ class LandmarkCache(Cache):
         memory = self.memory
         if memory.settled == memory.position:
             return
-        if self.has_windows:
-            memory.settled, windows = self._settled
-            for number in self._windows:
-                kept = windows.get(number)
-                self.layers[number] = DynamicSlidingWindowLayer(self._window) if kept is None else copy.copy(kept)
-        memory.settle()
+        at, windows = self._settled
+        for number in self._windows:
+            kept = windows.get(number)
+            self.layers[number] = DynamicSlidingWindowLayer(self._window) if kept is None else copy.copy(kept)
+        memory.settle(at if self.has_windows else None)
 
     def unread(self, batch: int) -> list[Tensor]:
         """The unread ids of each of `batch` texts."""

@@ -319,7 +319,7 @@ class Memory:
     def unrotated_layers(self) -> frozenset[int]:
         return self.keys.unrotated_layers
 
-    def settle(self) -> None:
+    def settle(self, at: int | None = None) -> None:
         """Nothing: see `settled`."""
 
     def is_end(self, tokens: int, local: int) -> bool:

@@ -38,8 +38,9 @@ class TextMemory(Protocol):
     observer: Observer | None
     model: Callable[[], str | None] | None
     position: int
-    settled: int
 
+    @property
+    def settled(self) -> int: ...
     @property
     def width(self) -> int: ...
     @property
@@ -78,8 +79,8 @@ class TextMemory(Protocol):
     def commit(self) -> None: ...
     def discard(self) -> None: ...
 
-    def settle(self) -> None:
-        """Forget what is not settled."""
+    def settle(self, at: int | None = None) -> None:
+        """Forget what is not settled, or what is behind an earlier position."""
         ...
 
     def is_end(self, tokens: int, local: int) -> bool:

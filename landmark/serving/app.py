@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from landmark.answering.answering import Gone
+from landmark.documents import document_of
 from landmark.serving import responses
 from landmark.serving.memories import Failed, Full, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
@@ -113,13 +114,10 @@ async def _complete(asked: Asked, service: Service, client: str, request: Reques
 
 @routes.put("/v1/documents/{name}")
 async def put_document(name: str, service: Serving, client: Client, request: Request, stream: bool = False) -> Any:
-    """The body is the text itself; the document has the name that is given. stream: the answer is a stream of events,
-    which say how far the text is read; the last one is the document.
+    """The body is the file itself, text or one of `landmark.documents`; the document has the name that is given.
+    stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
     """
-    try:
-        text = (await request.body()).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"the document is not text in UTF-8 ({error.reason} at byte {error.start})") from error
+    text = (await run_in_threadpool(document_of, await request.body(), name)).text
     reading = service.reading(f"document {name}")
     add = lambda: service.add_document(client, name, text, reading)  # noqa: E731
     if stream:

@@ -70,7 +70,7 @@ def earlier_points(output: Path, identity: str) -> set[tuple[int, str]]:
 def records(path: Path) -> Iterator[Any]:
     """The records in a file of W&B's, up to the one that is cut where its process was killed."""
     from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     data, at, whole = path.read_bytes(), HEADER, b""
     while at + FRAME <= len(data):

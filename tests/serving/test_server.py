@@ -22,11 +22,13 @@ from transformers import PreTrainedTokenizerFast
 from landmark.answering import answering
 from landmark.answering.answer import Decoding
 from landmark.answering.answering import Answering
+from landmark.documents import document_of
 from landmark.huggingface import LandmarkCache, PrefixCache
 from landmark.serving import app, service
 from landmark.serving.__main__ import main
 from landmark.serving.app import make_app
 from landmark.serving.memories import ServerSettings
+from tests.documents.files import docx, zipped
 from tests.forked import Started, free_port, wait_for
 from tests.huggingface.conftest import FREE, make_tokenizer, save_model, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
@@ -156,6 +158,16 @@ def test_32_clients_at_once_are_answered_as_if_alone(server, model, tokenizer):
 
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(talk, range(32))) == expected
+
+
+def test_a_file_that_is_no_plain_text_is_a_document_or_refused_by_its_kind(tokenizer, tmp_path):
+    with Server(wrapped_model("llama", **FREE), tokenizer, tmp_path) as running:
+        put = [running.http().put("/documents/book", content=content) for content in (docx(), zipped({"a": "b"}), b"")]
+    text = document_of(docx(), "book").text
+    assert put[0].json() == {"id": "book", "object": "document", "tokens": len(tokenizer(text)["input_ids"])}
+    assert [each.status_code for each in put] == [200, 400, 400]
+    assert put[1].json()["error"]["message"].startswith("book: is ")
+    assert "is empty" in put[2].json()["error"]["message"]
 
 
 @pytest.mark.parametrize("settings", [{}, FREE])

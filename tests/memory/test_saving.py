@@ -283,14 +283,14 @@ def test_it_goes_on_with_keys_of_its_shape_and_has_all_wanted_blocks(saved_once)
         of_model().load(saved_once / "few")
 
 
-@pytest.mark.parametrize("where", ["disk", "device", "without landmarks"])
+@pytest.mark.parametrize("where", ["disk", "device", "without landmarks", "without landmarks, disk"])
 def test_files_may_not_grow_further(tmp_path, where):
     """A real write that the system refuses, while reading or saving: the process may write files of 100 KB."""
     x, (soft, hard) = torch.randn(1, 2, 6000, 32), resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def read_and_save():
-        if where == "without landmarks":
-            memory = BlockCache(8, 4, window=16)
+        if where.startswith("without landmarks"):
+            memory = BlockCache(8, 4, window=16, tier="disk" if "disk" in where else "device", folder=tmp_path)
             memory.attend(0, x, x, x, Scoring())
             memory.commit()
         else:
@@ -304,6 +304,17 @@ def test_files_may_not_grow_further(tmp_path, where):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_mapped_has_its_room_before(tmp_path):
+    """A write to the map of a file without room would end the process."""
+    x, folders = torch.randn(1, 2, 60, 32), []
+    memory = BlockCache(8, 4, window=16, tier="disk", folder=tmp_path)
+    with mock.patch.object(os, "posix_fallocate", side_effect=lambda *given: folders.append(given[2])):
+        memory.attend(0, x, x, x, Scoring())
+    assert folders[-1] >= memory.layers[0].keys.nbytes
+    with pytest.raises(UserError, match="memory.folder=/proc: cannot make a file there"):
+        BlockCache(8, 4, window=16, tier="disk", folder="/proc").attend(0, x, x, x, Scoring())
 
 
 # ---- settings: what is refused, what is saved, and the page that lists them

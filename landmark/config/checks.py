@@ -118,9 +118,6 @@ READ_BY = (
     Read(("data.needles",), "data=passkey or eval.task=passkey", _asks_pass_keys),
     Read(("tokenizer.vocab_size",), "tokenizer=gpt2", lambda c: c.tokenizer.name == "gpt2"),
     Read(("tokenizer.file",), "tokenizer=gpt2 or pretrained", lambda c: c.tokenizer.name not in ("bytes", "code")),
-    Read(("eval.tokens",), "perplexity on text", lambda c: _reads_spans(c) or c.eval.tokens is None),
-    Read(("eval.generated",), "an eval.task of questions, or data=passkey", _is_prompted),
-    Read(("eval.prompts",), "an eval.task, or data=passkey", lambda c: not _reads_spans(c)),
     Read(
         ("retrieval", "memory", "positions.mapping", "cmt.cutoff"),
         "a text that is read with a memory",
@@ -146,11 +143,8 @@ _NEEDED = (
         "a model with landmarks",
         lambda c: not c.model.as_is,
     ),
-    Read(
-        ("model.as_is", "model.dtype", "model.lora_rank", "model.landmark_from"),
-        "a model that model.name gives",
-        lambda c: not _is_ours(c),
-    ),
+    Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
+    Read(("model.landmark_from",), "model=pretrained_landmark", lambda c: not (_is_ours(c) or c.model.as_is)),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",

@@ -30,11 +30,13 @@ model=pretrained model.name=x
 model=pretrained_base model.name=x
 model=pretrained_landmark model.name=x
 """
-# They decide no number, are the text or its tokenizer, whose hashes identities have, or name the weights.
+# They decide no number, are the text or its tokenizer, whose hashes identities have, name the weights, or are budgets
+# that commands give to rows of all kinds.
 OTHERS = """
 name about task run trial figure output logger trainer prompt prompt_file memory.load memory.save memory.tier data.name
 data.path data.cache data.max_documents tokenizer model.name eval.batch_size train.checkpoint_every train.log_every
-eval.span start train.validate_every train.validate_batches train.micro_batch generate.template start_run
+eval.span eval.tokens eval.prompts eval.generated start train.validate_every train.validate_batches train.micro_batch
+generate.template start_run
 """
 OF_PASS_KEYS = ("data.needles",)  # of which a corpus has a hash too
 ALWAYS = {"model.kind": ["landmark", "transformer", "transformer_xl"], "data.configs": ["[x]"], "train.k": ["[2]"]}

@@ -66,7 +66,10 @@ def _asks_pass_keys(config: Config) -> bool:
 
 
 def _is_trained_here(config: Config) -> bool:
-    return not config.model.as_is and (config.run is None or config.task == "train")
+    """Here, or by the row that an untrained one starts from."""
+    if config.model.as_is and config.start is None:
+        return False
+    return config.run is None or config.task == "train"
 
 
 def _has_seed(config: Config) -> bool:
@@ -86,7 +89,7 @@ _OF_LANDMARKS, _OF_BLOCKS = (
 _OF_MEMORY = _OF_BLOCKS | _OF_LANDMARKS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "landmark_from", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
 _OF_OURS = (
     *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -144,7 +147,6 @@ _NEEDED = (
         lambda c: not c.model.as_is,
     ),
     Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
-    Read(("model.landmark_from",), "model=pretrained_landmark", lambda c: not (_is_ours(c) or c.model.as_is)),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",

@@ -78,7 +78,6 @@ class ModelConfig:
     cache: int | None = None  # transformer_xl: earlier keys kept
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_from: str | None = setting(None, choices=("mean", "beginning"), kind="landmark")  # embedding; null: mean
     # Token, or mean: plus the mean of the block's keys; null: token.
     landmark_key: str | None = setting(None, kind="landmark")
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false

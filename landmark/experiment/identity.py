@@ -28,7 +28,7 @@ _OPTIMISATION = (
     *("steps", "batch_size", "length", "cut_as", "k", "local", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
-_OF_NAMED = ("kind", "block_size", "lora_rank", "landmark_from")
+_OF_NAMED = ("kind", "block_size", "lora_rank")
 _ALWAYS = ("max_blocks", "k", "granularity", "scorer")
 
 

@@ -177,8 +177,8 @@ def _own_forward(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def place_embedding(model: PreTrainedModel, token: int, like: int | None = None) -> None:
-    """Make room for a token and give it the mean embedding of the others, or that of the id `like`."""
+def place_embedding(model: PreTrainedModel, token: int) -> None:
+    """Make room for a token and give it the mean embedding of the others."""
     rows = len(embedding_weights(model)[0])
     if token >= rows:
         before = [weight.data_ptr() for weight in embedding_weights(model)]
@@ -186,7 +186,7 @@ def place_embedding(model: PreTrainedModel, token: int, like: int | None = None)
         _tell_hooks(model, before)
     for weight in embedding_weights(model):
         others = torch.arange(rows, device=weight.device) != token
-        weight[token] = weight[:rows][others].mean(0) if like is None else weight[like]
+        weight[token] = weight[:rows][others].mean(0)
 
 
 def _tell_hooks(model: PreTrainedModel, before: list[int]) -> None:

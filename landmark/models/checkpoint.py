@@ -60,12 +60,7 @@ def build(model: "ModelConfig", tokenizer: Any, cmt: bool = False, start: str | 
         return _started_from(load(start), config, start).train()
     from landmark.models.pretrained import start_from
 
-    like = None
-    if model.landmark_from == "beginning":
-        if not tokenizer.beginning:
-            raise UserError("model.landmark_from=beginning: the tokenizer begins no text with a token of its own")
-        like = tokenizer.beginning[0]
-    return start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None), like)
+    return start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None))
 
 
 def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> LanguageModel:

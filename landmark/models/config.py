@@ -201,7 +201,7 @@ def decoder_config(model: "ModelConfig", tokenizer: Any = None, cmt: bool = Fals
     for item in fields(model):
         value, said = getattr(model, item.name), item.metadata
         is_none = said.get("kind", model.kind) != model.kind or (said.get("extension") and not value)
-        if not is_none and item.name not in ("name", "as_is", "dtype", "lora_rank", "landmark_from"):
+        if not is_none and item.name not in ("name", "as_is", "dtype", "lora_rank"):
             values[item.name] = value
     config = DecoderConfig.from_flat(values)
     if model.as_is and config.landmarks is not None:

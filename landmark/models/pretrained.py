@@ -187,19 +187,16 @@ def _without_weights(name: str) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
 
 
-def start_from(
-    name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None, like: int | None = None
-) -> Pretrained:
+def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
     """A trained model whose training is continued.
 
     name: its folder, or its name on the hub. shape: says whether and how the model gets landmarks. lora_rank: of the
     adapters, which are trained with the landmark's embedding (None: all weights are). tokenizer: of transformers, saved
-    with the model. like: the id whose embedding that of a new landmark begins as (None: the mean of all). Raises
-    UserError for a folder without a model, and for one that does not fit the shape.
+    with the model. Raises UserError for a folder without a model, and for one that does not fit the shape.
     """
     model = open_model(folder_of(name), dtype=torch.float32, local_files_only=True)
     if shape.landmarks is not None:
-        model = _with_landmarks(model, shape.landmarks, like)
+        model = _with_landmarks(model, shape.landmarks)
     elif getattr(model.config, "landmark", None) is not None:
         raise UserError(f"{name} was trained with landmarks: start from it with model.kind=landmark")
     if lora_rank is None:
@@ -216,12 +213,12 @@ def start_from(
     return Pretrained(get_peft_model(model, adapters), tokenizer)
 
 
-def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks, like: int | None) -> LandmarkModel:
+def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkModel:
     token, block_size = landmarks.token, landmarks.block_size
     assert token is not None
     if getattr(model.config, "landmark", None) is None:
         wrapped = attach(model, LandmarkSettings(token, block_size, DEFAULT_CHUNK))
-        place_embedding(model, token, like)
+        place_embedding(model, token)
         return wrapped
     assert isinstance(model, LandmarkModel)
     if (model.landmarks.token, model.landmarks.block_size) != (token, block_size):

@@ -27,7 +27,7 @@ from landmark.experiment.jobs import Inputs
 from landmark.experiment.runner import load_trained
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.huggingface import load as load_wrapped
-from landmark.models import build, decoder_config, save
+from landmark.models import decoder_config, save
 from landmark.models import head_loss as parts
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
@@ -94,21 +94,6 @@ def test_only_adapters_and_the_landmarks_embedding_are_trained(folder, tmp_path,
     torch.testing.assert_close(after[others], before[others], rtol=0, atol=1e-6)
     projection = "model.layers.1.self_attn.v_proj.weight"
     assert not torch.allclose(again.bare.state_dict()[projection], start.bare.state_dict()[projection], atol=1e-4)
-
-
-def test_a_landmark_can_begin_as_the_beginning_of_text(folder):
-    tokenizer = tokenizer_with_beginning()
-    settings = dataclasses.replace(make_config("landmark").model, name=str(folder))
-    embeddings = {}
-    for begins in (None, "mean", "beginning"):
-        model = build(dataclasses.replace(settings, landmark_from=begins), tokenizer, start=str(folder))
-        embeddings[begins] = embedding(model)
-    token = tokenizer.landmark
-    assert torch.equal(embeddings["beginning"][token], embeddings["beginning"][BEGINNING])
-    assert torch.equal(embeddings[None], embeddings["mean"])
-    assert not torch.allclose(embeddings[None][token], embeddings["beginning"][token])
-    with pytest.raises(UserError, match="the tokenizer begins no text with"):
-        build(dataclasses.replace(settings, landmark_from="beginning"), PretrainedTokenizer(make_tokenizer()), start="")
 
 
 def test_everything_is_trained_without_adapters(folder, tmp_path):
@@ -292,8 +277,7 @@ def test_with_every_block_it_is_the_plain_model(local, stream):
     memory = {"k": 100, "window": 7}
     model = wrap(make_model("llama").double(), make_tokenizer(), block_size=4, landmarks="none", memory=memory)
     config = of_transformers(local=local, k=100, window=7, mapping="auto")
-    config.retrieval.scorer, config.retrieval.granularity = "mean_key", "per_token_and_group"
-    config.model.as_is = True
+    config.model.as_is, config.memory.dense = True, 0
     found = evaluate(Pretrained(model), stream, tokenizer, config)
     assert found["nll"] == pytest.approx(expected["nll"], rel=1e-12)
     config.retrieval.k = 1
@@ -402,7 +386,7 @@ def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):
     launch(LISTED, "task=train")
     said = capsys.readouterr().out
     assert said.count("trained before") == 1
-    with pytest.raises(UserError, match="task=train: single trains nothing"):
+    with pytest.raises(UserError, match="trains nothing|is for a model that is trained"):
         launch("model=pretrained", "task=train")
     launch(LISTED, "row=tuned", "train.steps=3", "task=plan")
     said = [line.split() for line in capsys.readouterr().out.splitlines()]

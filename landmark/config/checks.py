@@ -105,11 +105,6 @@ READ_BY = (
     Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
     _of_kind("transformer_xl", "model.window", "model.cache"),
     Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
-    Read(
-        ("train", "trainer.compile", "data.repeats", "data.tasks", "data.passkeys", "model.lora_rank"),
-        "a model that is trained",
-        _is_trained_here,
-    ),
     Read(("seed", "seeds"), "a training, or what is drawn", _has_seed),
     Read(
         ("train.micro_batch",),
@@ -126,7 +121,6 @@ READ_BY = (
         "a text that is read with a memory",
         lambda config: config.eval.retriever is None or config.task in ("generate", "chat", "inspect"),
     ),
-    Read(("generate",), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
     *(_of_another(key, *said["needs"]) for key, said in _OF_MEMORY.items() if "needs" in said),
 )
 

@@ -386,7 +386,7 @@ def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):
     launch(LISTED, "task=train")
     said = capsys.readouterr().out
     assert said.count("trained before") == 1
-    with pytest.raises(UserError, match="trains nothing|is for a model that is trained"):
+    with pytest.raises(UserError, match="task=train: single trains nothing"):
         launch("model=pretrained", "task=train")
     launch(LISTED, "row=tuned", "train.steps=3", "task=plan")
     said = [line.split() for line in capsys.readouterr().out.splitlines()]

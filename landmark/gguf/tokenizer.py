@@ -91,10 +91,9 @@ def _complete(file: GGUF, backend: Any, keys: Mapping[str, Any]) -> None:
     if keys["ggml.model"] == "gpt2" and keys["ggml.pre"] in _DIGITS_ONE_BY_ONE:
         digits, rest = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
-    pieces: Any = backend.pre_tokenizer
-    is_llama = keys["ggml.model"] == "llama" and isinstance(pieces, pre_tokenizers.Metaspace)
-    if is_llama and not keys.get("ggml.add_space_prefix", True):
-        pieces.prepend_scheme = "never"
+    is_bare = keys["ggml.model"] == "llama" and not keys.get("ggml.add_space_prefix", True)
+    if is_bare and isinstance(spaces := backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        spaces.prepend_scheme = "never"
 
 
 def _wrapped(backend: Any, **settings: Any) -> Any:

@@ -12,13 +12,14 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from landmark.config import Config, register
 from landmark.config.command_line import PROGRAM, started
-from landmark.config.rows import compose_job
+from landmark.config.rows import compose_job, parse, quoted
 from landmark.config.schema import GROUPS
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import open_written
@@ -68,7 +69,20 @@ def read_arguments(given: Sequence[str]) -> Arguments:
             )
         else:
             read.words.append(word)
+    read.words = [word if read.multirun else _as_typed(word) for word in read.words]
     return read
+
+
+def _as_typed(word: str) -> str:
+    """A prompt is the text that was typed, unless it has Hydra's quotes or is null: not a list, a number, a sweep."""
+    if not word.startswith("prompt="):
+        return word
+    try:
+        value = parse([word])[0].value()
+    except HydraException:
+        return quoted(word)
+    is_quoted = isinstance(value, str) and word.partition("=")[2].startswith(("'", '"'))
+    return word if value is None or is_quoted else quoted(word)
 
 
 @contextmanager

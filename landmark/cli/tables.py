@@ -50,7 +50,8 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     if not found:
         raise UserError(note)
     paper = read_paper(config.name)
-    built = tables.build(config.name, found, paper, config.compare, config.figure, names, config.panels)
+    compared = config.compare, config.figure, names, config.panels, config.trial
+    built = tables.build(config.name, found, paper, *compared)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")
     folder, launch = command.runner.output / "tables", launch_id(config, command.overrides)

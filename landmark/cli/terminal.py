@@ -4,6 +4,7 @@ import errno
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -37,6 +38,13 @@ class _Forgiving(io.FileIO):
         return len(data)
 
 
+class _Plain(io.TextIOWrapper):
+    """A terminal that shows its control characters as text: names in a folder that was downloaded may have any."""
+
+    def write(self, s: str) -> int:
+        return super().write(re.sub(r"[^\n\r\t -~\xa0-\U0010ffff]", lambda found: ascii(found[0])[1:-1], s))
+
+
 def open_streams() -> None:
     """Give closed streams the null device, and show lines at once. What standard error cannot take ends no command."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -46,6 +54,8 @@ def open_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     if sys.stderr is sys.__stderr__:  # nobody has put another in its place
         sys.stderr = io.TextIOWrapper(io.BufferedWriter(_Forgiving(2, "w", closefd=False)), encoding="utf-8")
+    if sys.stdout is sys.__stdout__ and sys.stdout.isatty():
+        sys.stdout = _Plain(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding=sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")

@@ -59,6 +59,8 @@ def compose_job(overrides: list[str]) -> DictConfig:
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
         if override.is_delete() and not override.key_or_group.startswith("rows."):
             raise UserError(f"{override.input_line}: no setting can be taken out, give it another value")
+        if override.is_sweep_override():
+            raise UserError(_unreadable(override.input_line or "", " as one value: with -m it is a job of each; else"))
     try:
         return compose(config_name="config", overrides=overrides)
     except RecursionError as error:
@@ -103,8 +105,9 @@ def select(
         except (HydraException, OmegaConfBaseException, UserError) as error:
             raise UserError(f"row {name}: {one_line(error)}") from error
     given = [override.key_or_group for override in parse(shared)]
-    if fault := unused(given, [row.configs[0] for row in rows]):
-        every = [to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items()]
+    if fault := unused(given, [replace(row.configs[0], task=config.task) for row in rows]):
+        of_rows = (to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items())
+        every = [replace(each, task=config.task) for each in of_rows]
         if config.row is None or unused(given, every):
             raise fault
         _log.warning("row %s: %s, as another row is", config.row, fault)
@@ -284,6 +287,8 @@ def one_line(error: BaseException) -> str:
         same = [each for each in known if each.endswith(f".{missing[1]}")]
         if near := same or difflib.get_close_matches(key, known, 1):
             return f"{key}: there is no such setting; did you mean {' or '.join(near)}?"
+    if found := re.search(r"Error merging override (.*); Cannot convert '\w+' to string", text):
+        return _unreadable(found[1], " as one text;")
     if kind := re.search(r"Error merging override (.*); Cannot assign \w+ to (Dict|List)", text):
         return f"{kind[1]}: must be {'a mapping, as {name: value}' if kind[2] == 'Dict' else 'a list, as [value]'}"
     absent = re.search(r"Could not find '(\S+)/([^'/]+)'; Available options in '[^']*': (.*)", text)
@@ -292,16 +297,22 @@ def one_line(error: BaseException) -> str:
     return text
 
 
-def _unreadable(override: str) -> str:
-    """A message for words that Hydra's grammar cannot read: how to write them."""
+def quoted(override: str) -> str:
+    """KEY=TEXT with the quotes and backslashes by which Hydra's grammar reads the text as it stands."""
+    key, _, text = override.partition("=")
+    text = re.sub(r"(\\*)(\"|\$\{|$)", lambda found: found[1] * 2 + ("\\" + found[2] if found[2] else ""), text)
+    return f'{key}="{text}"'
+
+
+def _unreadable(override: str, so: str = "") -> str:
+    """A message for words that Hydra's grammar cannot read, or not `so`: how to write them."""
     key, sign, value = override.partition("=")
     if not sign:
         kinds = {"task=": TASKS, "+experiment=": [file.stem for file in (CONF / "experiment").glob("*.yaml")]}
         meant = [f"{kind}{override}" for kind, names in kinds.items() if override in names]
         return f"{override}: is no setting, write {meant[0] if meant else 'KEY=VALUE'}"
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    written = shlex.quote(f'{key}="{quoted}"')
-    return f"{key}: Hydra's grammar cannot read the value {value}; if it is a text, quote it twice: {written}"
+    said = f"{key}: Hydra's grammar cannot read the value {value}{so or ';'}"
+    return f"{said} if it is a text, quote it twice: {shlex.quote(quoted(override))}"
 
 
 @functools.cache

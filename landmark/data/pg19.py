@@ -22,7 +22,8 @@ def make_source(path: Path | None) -> Source:
         return HubBooks()
     root = existing_folder(path, _LAYOUT)
     if not any((root / split).is_dir() for split in SPLITS):
-        raise UserError(f"data.path: {root} holds no PG-19 corpus: expected {_LAYOUT}")
+        own = "for texts of your own add data=documents"
+        raise UserError(f"data.path: {root} holds no PG-19 corpus: expected {_LAYOUT}; {own}")
     return RawBooks(root)
 
 

@@ -54,10 +54,6 @@ class Inputs:
         if key not in self._tokenizers:
             from landmark.data import load_tokenizer
 
-            if name == "pretrained" and str(file).endswith(".gguf"):
-                from landmark.models import pretrained
-
-                file = str(pretrained.folder_of(str(file)))
             self._tokenizers[key] = load_tokenizer(name, file, vocab_size)
         return self._tokenizers[key]
 
@@ -244,8 +240,8 @@ def _unknown_run(config: Config) -> Run:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a run's folder holds a trained model."""
-    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    """Whether a run's folder holds a trained model, or it is a model's file itself."""
+    return folder.is_file() or ((folder / "config.json").is_file() and any(folder.glob("model*.safetensors")))
 
 
 def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:
@@ -279,7 +275,8 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
     """
     if config.run is None or config.task == "train":
         return config
-    config = replace(config, run=str(find_run(config.run, config.output)))
+    kind = "landmark" if config.task == "inspect" else None  # which latest is then
+    config = replace(config, run=str(find_run(config.run, config.output, kind)))
     if config.task in ("generate", "inspect") and config.row is None:
         config = replace(config, rows={}, parts={}, compare={}, figure="rows")
     stored = trained_with(Path(config.run or ""))

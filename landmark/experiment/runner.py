@@ -236,7 +236,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-    model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
+    model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype)
     unit = "tok" if config.eval.retriever is None else " texts"
     with progress_bar(job.name, unit) as progress:
         if isinstance(corpus, SyntheticCorpus):
@@ -283,7 +283,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    return load(folder, shape, evaluation_device(config), config.model.dtype or "float32"), tokenizer
+    return load(folder, shape, evaluation_device(config), config.model.reading_dtype), tokenizer
 
 
 def set_up_processor(config: Config) -> None:

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
+from landmark.gguf.file import is_gguf, opened
+from landmark.gguf.opening import empty_model
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.families import check_model, head_dim
 from landmark.huggingface.folders import folder_of
@@ -74,6 +76,11 @@ class Pretrained(LanguageModel):
         if isinstance(memory, LandmarkCache):
             memory.expect(tokens)
 
+    def stops(self, memory: Any, length: int, local: int | None = None) -> list[int]:
+        if isinstance(memory, LandmarkCache) and self.config.landmark_id is None:
+            return memory.stops(length)
+        return super().stops(memory, length, local)
+
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
         if memory is None and self.config.landmark_id is not None:
@@ -81,12 +88,14 @@ class Pretrained(LanguageModel):
             tokens, own = insert_landmarks(tokens, 0, landmarks.block_size, landmarks.token)
             phase = torch.zeros(len(tokens), dtype=torch.int64)
             return self.model(tokens, phase=phase, logits_to_keep=own[-1:] if last else own).logits
-        if isinstance(memory, LandmarkCache):
+        if isinstance(memory, LandmarkCache) and self.config.landmark_id is not None:
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
     def read_on(self, tokens: Tensor, memory: Any) -> None:
-        known = {"local": tokens.shape[1], "known": True} if isinstance(memory, LandmarkCache) else {}
+        known: dict[str, Any] = {"known": True} if isinstance(memory, LandmarkCache) else {}
+        if known and self.config.landmark_id is not None:
+            known["local"] = tokens.shape[1]
         self.model(tokens, past_key_values=memory, use_cache=True, logits_to_keep=1, **known)
 
     def unlimited_memory(self, tokens: int) -> DynamicCache:
@@ -172,6 +181,8 @@ def check_landmarks(name: str) -> None:
 def _without_weights(name: str) -> Any:
     check_folder(folder := folder_of(name))
     with readable(name, "model"), torch.device("meta"):
+        if is_gguf(folder):
+            return empty_model(folder, torch.float32)
         said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
 
@@ -239,7 +250,9 @@ def load_pretrained(
 
 def weights_sha256(name: str) -> str:
     """Hex SHA-256 of the content of a model's files, which does not depend on their folder."""
-    check_files(folder := folder_of(name))
+    if is_gguf(folder := folder_of(name)):
+        return opened(folder).sha256
+    check_files(folder)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
         raise UserError(f"model.name={name}: {folder} holds no config.json with *.safetensors beside it")

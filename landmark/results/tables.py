@@ -23,7 +23,7 @@ class Table:
 
     records: of each row, one per seed. asked: names of all rows of the experiment, of which some may have no record
     yet; empty where these are all. panels: what the picture shows in place of `figure`. model: of transformers, by
-    name; None: the rows are of ours, or of several.
+    name; None: the rows are of ours, or of several. trial: few steps, whose numbers are compared with nothing.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Table:
     asked: Sequence[str] = ()
     panels: Mapping[str, PanelConfig] = field(default_factory=dict)
     model: str | None = None
+    trial: bool = False
 
     @property
     def is_partial(self) -> bool:
@@ -69,8 +70,9 @@ class Table:
             spread = "in brackets the 95 % interval"
         else:
             spread = "± standard error over segments"
+        trial = "a trial, whose numbers say nothing: " if self.trial else ""
         part = f", {len(self.rows)} of {len(self.asked)} rows" if self.is_partial else ""
-        return f"{self.name}{part}: {self.settings}; {self.split} split, {self.amount}; {spread}"
+        return f"{trial}{self.name}{part}: {self.settings}; {self.split} split, {self.amount}; {spread}"
 
 
 def check_figure(name: str) -> None:
@@ -87,11 +89,12 @@ def build(
     figure: str = "rows",
     asked: Sequence[str] = (),
     panels: Mapping[str, PanelConfig] | None = None,
+    trial: bool = False,
 ) -> Table:
     """The table of an experiment. paper: as `read_paper` returns it. comparisons: title to the names of two rows, which
     count where both have records. figure: one of `FIGURES`; a row is compared with the first that measures the same,
-    with "lines" at its length. Raises UserError where there are no rows, or where two of the paper's rows have a row's
-    settings.
+    with "lines" at its length; trial: with nothing. Raises UserError where there are no rows, or where two of the
+    paper's rows have a row's settings.
     """
     if not rows:
         raise UserError(f"{name}: there are no rows to show")
@@ -99,8 +102,9 @@ def build(
     built = []
     for row, records in rows.items():
         base = _first_like(rows, records, same_length=figure == "lines")
-        difference = None if row == base else _difference(records, rows[base])
-        built.append(TableRow.of(Source(row, records, published(records[0], paper), base, difference)))
+        difference = None if trial or row == base else _difference(records, rows[base])
+        of_paper = {} if trial else published(records[0], paper)
+        built.append(TableRow.of(Source(row, records, of_paper, base, difference)))
     return Table(
         name=name,
         size=first["labels"]["size"],
@@ -113,13 +117,14 @@ def build(
         comparisons=[
             compare(title, a, b, _difference(rows[a], rows[b]), len(rows[a]))
             for title, (a, b) in (comparisons or {}).items()
-            if a in rows and b in rows
+            if a in rows and b in rows and not trial
         ],
         records=rows,
         figure=figure,
         panels=panels or {},
         asked=asked,
         model=_model([record for records in rows.values() for record in records]),
+        trial=trial,
     )
 
 

@@ -34,16 +34,16 @@ class Tracker:
         if os.environ.get("RANK", "0") != "0" or mode(config.logger) == "disabled":
             yield []
             return
-        from landmark.tracking.loggers import WholeHistory, discard_attempts  # loads Lightning
+        from landmark.tracking.loggers import WholeHistory, earlier_points  # loads Lightning
 
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
-        is_whole = is_offline and discard_attempts(Path(config.output), run_id)
+        points = earlier_points(Path(config.output), run_id) if is_offline else ()
         with open_run(config, run_id, job_type="train", name=folder.name) as run:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")
             run.use_artifact(of_corpus, corpus, config.data.name)
-            logger = WholeHistory(run, folder if is_whole or run.is_online else None)
+            logger = WholeHistory(run, folder, points)
             yield [logger]
             logger.begin()  # where there was no step to train
             run.log_artifact(of_run, run_id, folder, config.logger.weights)

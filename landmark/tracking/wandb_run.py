@@ -104,10 +104,6 @@ class TolerantRun:
     def __init__(self, run: "Run") -> None:
         self._run, self._has_warned = run, False
 
-    @property
-    def is_online(self) -> bool:
-        return not self._run.offline
-
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
         with self._tolerated():
             self._run.log(values, step=step)

@@ -234,7 +234,10 @@ def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, r
     """The hashes of a folder's files, `needed` among them. Raises UserError where one is missing or altered."""
     folder = Path(folder)
     with open_written(folder / name, remedy) as file:
-        lines = file.read(MOST_JSON).decode(errors="replace").splitlines()
+        text = file.read(MOST_JSON).decode(errors="replace")
+    if text and not text.endswith("\n"):
+        raise UserError(f"{folder / name} is damaged, its last line is cut: {remedy}")
+    lines = text.splitlines()
     hashes = {Path(file).name: expected for expected, _, file in (line.partition("  ") for line in lines)}
     for file, expected in hashes.items():
         if not re.fullmatch("[0-9a-f]{64}", expected) or not file:
@@ -242,8 +245,27 @@ def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, r
     if without := [file for file in needed if file not in hashes]:
         raise UserError(f"{folder / name} is damaged, it has no hash of {without[0]}: {remedy}")
     for file, expected in hashes.items():
+        _check_size(folder / file, remedy)
         open_written(folder / file, remedy, sha256=expected, named=name).close()
     return hashes
+
+
+def _check_size(path: Path, remedy: str) -> None:
+    """Raise UserError for a file that has grown: its hash would take long. Safetensors say how long they are."""
+    if path.suffix == ".safetensors":
+        with open_written(path, remedy) as file:
+            size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+            header = file.read(length) if length <= min(size, MOST_JSON) else b""
+        try:
+            entries = json.loads(header).items()
+            ends = [item["data_offsets"][1] for key, item in entries if key != "__metadata__"]
+            wanted = 8 + length + max(ends, default=0)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return  # what is damaged so has another hash
+        if size != wanted:
+            raise UserError(f"{path} is {size} bytes long, not {wanted}: {remedy}")
+    elif path.suffix == ".json" and path.is_file() and path.stat().st_size > MOST_JSON:
+        raise UserError(f"{path} has more than {MOST_JSON:,} bytes: {remedy}")
 
 
 @contextmanager

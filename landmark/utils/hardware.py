@@ -67,6 +67,20 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def free_memory_bytes(device: Any) -> int:
+    """Free memory: of a GPU (`torch.device`), else of this machine, or of the container that the process is in."""
+    if device.type == "cuda":
+        return sys.modules["torch"].cuda.mem_get_info(device)[0]
+    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError):  # what files fill is free too
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        free = [int(found[1]) * 1024] if found else free
+    with contextlib.suppress(OSError, ValueError):  # "max": the container has no limit
+        most, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free.append(max(0, most - used))
+    return min(free)
+
+
 @cache
 def keep_memory() -> None:
     """Let the C library keep freed memory for the next tensors. Else each large one is mapped, zeroed and returned: of

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from landmark.results import paper, render
+from landmark.results import render
 from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
-from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference
-from tests.results.made_up import beside_the_papers
+from tests.configurations import row_record
+from tests.results.made_up import beside_the_papers, composed
 
 WRITTEN = Path(__file__).parent / "written"
 CASES = {  # by the file that holds the table, and begins with its experiment: some of its rows, and overrides
@@ -58,20 +58,6 @@ def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_
     records = {name: [make_record(config, name, 20.0)] for name, config in configs.items()}
     assert [row.paper for row in build("t", records, published).rows] == [14.92, None]
     assert not build("t", {"b": records["b"]}, published).published
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(["a/gemma", "a/gemma"], "t: gemma, data"), (["a", None], "t: size nano, data"), (["a", "b"], "t: size")],
-)
-def test_header_names_the_model_of_transformers_that_all_rows_read_with(configure, make_record, names, said):
-    records = {}
-    for number, name in enumerate(names):
-        record = make_record(configure("size=nano", f"seed={number}"), f"row{number}", 20.0)
-        own = [] if name is None else ["model.name=other", f"model.name={name}"]
-        record["labels"]["overrides"] = ["size=nano", *own]
-        records[f"row{number}"] = [record]
-    assert build("t", records).header.startswith(said)
 
 
 def test_a_narrow_terminal_shows_what_differs_and_every_column_has_a_title(table1):
@@ -138,13 +124,13 @@ def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_
     assert found.first_copy_spread == 0
 
 
-def test_papers_of_the_same_settings_twice_are_refused(configure, make_record, published, tmp_path, monkeypatch):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "paper.csv").write_text("dataset,model\npg19,landmark\n")
-    monkeypatch.setattr(paper, "EXPERIMENTS", tmp_path)
-    with pytest.raises(UserError, match="column block_size, eval_length"):
-        read_paper("x")
-    assert read_paper("y") == []
-    record = make_record(configure("model=transformer"), "a", 10.0)
-    with pytest.raises(UserError, match="2 rows with the same settings"):
-        build("t", {"a": [record]}, [*published, *published])
+def test_a_trial_is_marked_and_compared_with_nothing():
+    """Not with the paper, with other rows, or in words."""
+    config, found = composed("table1_pg19")
+    records = {row.name: [row_record(row.configs[0], row.name, 16.0 + number)] for number, row in enumerate(found)}
+    for is_trial in (False, True):
+        table = build("table1_pg19", records, read_paper("table1_pg19"), config.compare, trial=is_trial)
+        said = bool(table.comparisons), table.published, any(row.difference for row in table.rows)
+        assert said == (not is_trial,) * 3
+        assert table.header.startswith("a trial, whose numbers say nothing: table1_pg19") is is_trial
+        assert ("WORSE" in render.as_text(table)) is not is_trial

@@ -119,7 +119,7 @@ def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatc
         if trouble == "gone":
             server.go_away()
 
-    config = configure(f"output={tmp_path}", "name=survival")
+    config = configure(f"output={tmp_path}")
     with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path / "run") as made:
         _, summary = run(make_config("transformer"), tmp_path, [*made, At(15, begin)])
     every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})
@@ -206,16 +206,68 @@ def test_a_killed_training_has_each_point_once(tmp_path, arrived):
     assert [row["validation/loss"] for row in expected[3::4]] == pytest.approx(made.series("validation/loss"))
 
 
-@pytest.mark.parametrize("state", ["offline", "of the same second", "uploaded", "online", "of another run"])
+# Logs as a training does, with what others have left; killed with W&B's service, whose file then has no end.
+ATTEMPT = """
+import os, sys, time, psutil
+from pathlib import Path
+from landmark.tracking import loggers, wandb_run
+from tests.configurations import SMALL, compose_conf
+from landmark.config import to_config
+first, last, is_killed = map(int, sys.argv[1:])
+points = loggers.earlier_points(Path("."), "abc")
+with wandb_run.open_run(to_config(compose_conf(["output=."])), "abc", job_type="train") as run:
+    logger = loggers.WholeHistory(run, Path("run"), points)
+    for step in range(first, last):
+        logger.log_metrics({"train/loss": 1 / step, **{f"a metric {n}": 0.5 for n in range(9)}}, step)
+    if is_killed:
+        while sum(file.stat().st_size for file in Path("wandb").rglob("*.wandb")) < 6 * 32768:  # as it is written
+            time.sleep(0.1)
+        for each in psutil.Process().children(recursive=True):
+            each.kill()
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_attempts_of_which_one_was_uploaded_have_each_point_once(tmp_path, order):
+    """By W&B's own client: an attempt that was killed, one that was stopped, and one that goes on after both."""
+    servers = [Server(), Server()]
+    environment = os.environ | KEY | {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
+
+    def upload(folder, server, *flags):
+        command = [sys.executable, "-m", "wandb", "sync", *flags, str(folder)]
+        given = {**environment, "WANDB_BASE_URL": server.url, "WANDB_MODE": "online"}
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env=given)
+
+    for number, (first, last, is_killed) in enumerate([(1, 401, 1), (201, 601, 0), (501, 901, 0)]):
+        words = [sys.executable, "-c", ATTEMPT, *map(str, (first, last, is_killed))]
+        ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == -signal.SIGKILL * is_killed, ended.stderr
+        if number == 0:
+            (folder,) = tmp_path.glob("wandb/offline-run-*")
+            upload(folder, servers[0])
+    assert 200 < len(uploaded(servers[0])) < 400, "its file is cut, behind the checkpoint"
+    attempts = sorted(tmp_path.glob("wandb/offline-run-*"))
+    assert len(attempts) == 3
+    for folder in attempts[::order]:
+        upload(folder, servers[1], "--include-synced")
+    for server in servers:
+        server.go_away()
+    assert sorted(uploaded(servers[1])) == list(range(1, 901))
+
+
+@pytest.mark.parametrize(
+    "state", ["offline", "of the same second", "uploaded", "uploaded in part", "online", "of another run"]
+)
 def test_what_was_uploaded_stays(tmp_path, state):
     names = {"online": "run-1-abc", "of another run": "offline-run-1-def", "of the same second": "offline-run-1-abc-1"}
     name = names.get(state, "offline-run-1-abc")
     folder = tmp_path / "wandb" / name
     folder.mkdir(parents=True)
     (folder / "run-abc.wandb").touch()
-    if state == "uploaded":
-        (folder / "run-abc.wandb.synced").touch()
-    assert loggers.discard_attempts(tmp_path, "abc") is (state not in ("uploaded", "online"))
+    if state.startswith("uploaded"):  # the client marks a file that was cut in another way
+        (folder / f"run-abc.wandb.{'synced' if state == 'uploaded' else 'syncstate'}").touch()
+    assert loggers.earlier_points(tmp_path, "abc") == set()
     assert folder.exists() is (state not in ("offline", "of the same second"))
 
 
@@ -254,11 +306,17 @@ def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
     chosen += ["data.max_documents=6", "eval.tokens=8192", *SMALL, "logger=wandb"]
     agent._sweep_command = [*sweep["command"][:-1], *chosen, sweep["command"][-1]]
     arguments = {"retrieval.k": {"value": 4}, "eval.local": {"value": 250}}
-    agent._command_run({"run_id": "r4n1", "program": sweep["program"], "args": arguments})
-    assert agent._run_processes["r4n1"].wait() == 0
+    trained = set()
+    for number in ("r4n1", "r4n2"):  # the agent is restarted, and gets the same arguments again
+        agent._command_run({"run_id": number, "program": sweep["program"], "args": arguments})
+        assert agent._run_processes[number].wait() == 0
+        trained.add(*((file, file.stat().st_mtime_ns) for file in tmp_path.glob("runs/*/model.safetensors")))
+    assert len(trained) == 1
     (path,) = (tmp_path / "records" / "rows").iterdir()
     record = read_json(path)
     assert (record["settings"]["k"], record["settings"]["local"], record["settings"]["eval_length"]) == (4, 250, 2048)
     assert sweep["metric"]["name"] in record["results"]
     logged = {folder.name.split("-")[3] for folder in (tmp_path / "wandb").glob("offline-run-*")}
-    assert logged == {"r4n1"}
+    assert logged == {"r4n1", "r4n2"}
+    metric, runs = sweep["metric"]["name"], read_offline(tmp_path)  # the sweep waits for the number of each
+    assert [run.summary[metric] for run in runs if run.job_type == "evaluate"] == [record["results"][metric]] * 2

@@ -1,16 +1,14 @@
 """A W&B server on this machine that can refuse the key, or disappear; and the runs that W&B keeps offline."""
 
 import json
-import struct
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
+from landmark.tracking.loggers import records
 
 ENTITY = {"id": "e", "name": "entity"}
 PROJECT = {"id": "p", "name": "project", "entity": ENTITY}
@@ -94,12 +92,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-# ---- the file of an offline run: records of protobuf in the frames of LevelDB's log
-
-HEADER, BLOCK, FRAME = 7, 32768, 7
-WHOLE, LAST = 1, 4  # kinds of a frame that end a record
-
-
 @dataclass
 class OfflineRun:
     """config: by dotted keys. history, summary: by metric. used, logged: artifacts by name."""
@@ -137,7 +129,7 @@ def read_offline(folder: Path) -> list[OfflineRun]:
 
 def _read(path: Path) -> OfflineRun:
     run = OfflineRun()
-    for record in _records(path.read_bytes()):
+    for record in records(path):
         kind = record.WhichOneof("record_type")
         if kind == "run":
             run.began = record.run.start_time.ToNanoseconds()
@@ -153,22 +145,6 @@ def _read(path: Path) -> OfflineRun:
         elif kind == "exit":
             run.exit_code = record.exit.exit_code
     return run
-
-
-def _records(data: bytes) -> Iterator[Any]:
-    at, whole = HEADER, b""
-    while at < len(data):
-        if (left := BLOCK - at % BLOCK) < FRAME:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        whole += data[at + FRAME : at + FRAME + length]
-        at += FRAME + length
-        if kind in (WHOLE, LAST):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            yield record
 
 
 def _key(item: Any) -> str:

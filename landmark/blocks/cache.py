@@ -345,8 +345,8 @@ class BlockCache:
     attend_in = attend
 
     def is_end(self, tokens: int, local: int) -> bool:
-        """Whether another text may go on here: where all is settled."""
-        return self.settled == self.position
+        """Whether another text may go on here: where all is settled, but not behind each generated token."""
+        return tokens > 1 and self.settled == self.position
 
     def fork_point(self, tokens: int) -> int:
         """The last place among the first `tokens` of the text before which nothing depends on what follows."""

@@ -209,7 +209,9 @@ def _missing(name: str) -> Missing:
 
 def _newest(folder: Path) -> Path | None:
     """The folder of a document that counts; None: there is none."""
-    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    numbers = list[int]()
+    with suppress(FileNotFoundError):  # it is deleted meanwhile
+        numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     return folder / str(max(numbers)) if numbers else None
 
 

@@ -201,6 +201,7 @@ def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_onc
         prefixes.generate(each, **GREEDY)
     assert [prefixes.longest(each[0].tolist()) > 50 for each in texts] == [True, False, True, True]
     prefixes.most_bytes = 1
+    caplog.clear()  # whatever level an earlier command has set
     with caplog.at_level(logging.INFO):
         for each in (texts[2], text):
             prefixes.generate(each, **GREEDY)

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, and write it with the picture. Returns the exit status."""
     arguments = parse(words)
-    options = Options(arguments.quick, arguments.text, arguments.ranks, arguments.run)
+    options = Options(arguments.quick, arguments.text, arguments.ranks)
     run_part = measure if options.quick else in_own_process
     started = time.time()
     try:
@@ -42,10 +42,6 @@ def main(words: Sequence[str]) -> int:
         written.append(arguments.out / f"{name}.png")
         title = f"{growth.scale(options.quick)}; {report.machine()}"
         write_atomic(written[-1], pictures.draw(reports["growth"].rows, title))
-    if "search" in reports:
-        written.append(arguments.out / f"{name}{'-search' * (len(reports) > 1)}.png")
-        title = f"{reports['search'].notes[0].partition(':')[0]}; {report.machine()}"
-        write_atomic(written[-1], pictures.draw_search(reports["search"].rows, title))
     print(f"\n{report.as_text(whole)}\nwritten: {', '.join(map(str, written))}")
     return 0
 
@@ -57,9 +53,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few runs, to check that everything works")
     parser.add_argument("--text", type=Path, metavar="DIR", help="text to tokenise (default: Python's library)")
     parser.add_argument("--ranks", type=Path, metavar="FILE", help="GPT-2's ranks (gpt2.tiktoken), for tokenising")
-    parser.add_argument(
-        "--run", type=Path, metavar="DIR", help="a trained landmark model, whose landmarks the part search uses"
-    )
     return parser.parse_args(words)
 
 

@@ -24,11 +24,11 @@ from landmark.attention.fused import tuning
 from landmark.attention.fused.kernels import backward_means
 from landmark.attention.fused.operators import means_constants
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
-from landmark.memory import next_token_kernels as token
+from landmark.blocks import decode_kernels as token
+from landmark.blocks import prefill_kernels as sparse
+from landmark.blocks.attention import AttentionConfig
 from landmark.memory import reading_kernels as reading
-from landmark.memory import sparse_attention_kernels as sparse
 from landmark.memory.select import scores_kernels as scores
-from landmark.memory.sparse_attention import Reading
 
 POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
@@ -191,15 +191,15 @@ def all_kernels(
 
 def of_tiles(arch: int, dim: int, block_size: int, capped: bool) -> dict[str, Compiled]:
     """The kernels for tiles of ℓ queries, and for a token, of 4 heads that share keys, in half precision, by name."""
-    turns = torch.empty(1, dim // 2, 2) if capped else None
-    used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size, turns)
+    factors = torch.empty(1, dim // 2, 2) if capped else None
+    used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size, factors)
     sizes |= {"CAPPED": capped, "LISTED": 128}
     sizes |= {"TILE": block_size, "L": block_size, "GROUP": block_size, "WINDOW": 512}
     shares = sizes | {"SEGMENT": sparse.MEANS}
     used["block_shares"] = compiled(sparse.block_shares, shares, arch, torch.bfloat16)
     used["read_blocks"] = compiled(sparse.read_blocks, sizes, arch, torch.bfloat16)
-    how = Reading(block_size, 512, 128, first=1, softcap=30.0 if capped else None)
-    options = token.constants(4, dim, how, turns, 128) | {"ALL": False}
+    config = AttentionConfig(block_size, 512, 128, sinks=1, softcap=30.0 if capped else None)
+    options = token.constants(4, dim, config, factors, 128) | {"ALL": False}
     used |= {kernel.__name__: compiled(kernel, options, arch, torch.bfloat16) for kernel in token.KERNELS}
     return used
 

@@ -3,7 +3,7 @@
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from benchmarks import attention, context_miss, data, generation, growth, memory, search, training
+from benchmarks import attention, context_miss, data, generation, growth, memory, training
 from benchmarks.report import Report
 from benchmarks.settings import Options, progress, use_threads
 
@@ -14,7 +14,6 @@ PARTS = {
     "context_miss": context_miss.run,
     "growth": growth.run,
     "generation": generation.run,
-    "search": search.run,
     "data": data.run,
 }
 

@@ -1,8 +1,8 @@
-"""Pictures against the length of the context: time of a chunk and memory kept; searching, and the share found."""
+"""A picture against the length of the context: time of a chunk and memory kept."""
 
 from collections.abc import Sequence
 
-from benchmarks import growth, search
+from benchmarks import growth
 from benchmarks.report import Row
 from landmark.results.charts import COLOURS, CROSS, DASHED, DOTTED, Look, Panel, curves, png, point
 
@@ -16,8 +16,6 @@ LOOKS = {
     growth.SCATTERED: Look(LANDMARK, CROSS, DASHED),
     growth.PREFIX: Look(PLAIN, "square", filled=False),
     growth.BLOCKS: Look(LANDMARK),
-    search.SCAN: Look(LANDMARK),
-    search.INVERTED: Look(XL, "diamond"),
 }
 
 
@@ -27,17 +25,7 @@ def draw(rows: Sequence[Row], title: str) -> bytes:
     return png(title, [[_panel("Time of a chunk", times, "ms"), _panel("Keys and values kept", kept, "MB")]])
 
 
-def draw_search(rows: Sequence[Row], title: str) -> bytes:
-    """A PNG. Time of the search for a chunk and for a token; the share found of the blocks that a scan finds."""
-    chunk, token, found = (
-        [row for row in rows if row.setting.startswith(setting)]
-        for setting in (search.CHUNK, search.TOKEN, search.RECALL)
-    )
-    times = [_panel("Search for a chunk", chunk, "ms"), _panel("Search for a token", token, "ms")]
-    return png(title, [[*times, _panel("Found", found, "share of what a scan finds", logarithmic=False)]])
-
-
-def _panel(title: str, rows: Sequence[Row], unit: str, *, logarithmic: bool = True) -> Panel:
+def _panel(title: str, rows: Sequence[Row], unit: str) -> Panel:
     looks = {name: look for name, look in LOOKS.items() if any(row.measured == name for row in rows)}
     points = [
         point(row.measured, row.context or 0, row.value.median, (row.value.low, row.value.high))
@@ -52,6 +40,6 @@ def _panel(title: str, rows: Sequence[Row], unit: str, *, logarithmic: bool = Tr
         "axis": {"values": contexts, "labelExpr": short_number},
     }
     ticks = [digit * 10**power for power in range(-6, 9) for digit in (1, 2, 5)]
-    log = {"scale": {"type": "log"}, "axis": {"values": ticks, "format": "~r", "labelOverlap": True}}
-    y = {"title": unit} | (log if logarithmic else {"scale": {"domain": [0, 1.05], "nice": False}})
+    axis = {"values": ticks, "format": "~r", "labelOverlap": True}
+    y = {"title": unit, "scale": {"type": "log"}, "axis": axis}
     return curves(title, points, looks, x, y)

@@ -36,13 +36,11 @@ def progress(started: float, about: str = "") -> Say:
 @dataclass(frozen=True)
 class Options:
     """quick: tiny shapes and few runs. text: folder to tokenise (None: Python's standard library). ranks: GPT-2's ranks
-    file (None: nothing is tokenised). run: folder of a trained landmark model, whose landmarks are searched (None:
-    random weights)."""
+    file (None: nothing is tokenised)."""
 
     quick: bool = False
     text: Path | None = None
     ranks: Path | None = None
-    run: Path | None = None
 
 
 @dataclass(frozen=True)

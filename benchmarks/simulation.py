@@ -266,6 +266,21 @@ for each GPU if that is more. No GPU waits for more than 0.5 % of a step.
 
 {llama}
 
+## A pretrained model's Table 1, on one GPU
+
+This command has not been run on a GPU yet. It teaches Gemma 3 270M landmarks, and trains the same model on the same
+text without them, on 25 M tokens each; then it evaluates the rows of
+[Table 1 with a pretrained model](../experiments/table1_pretrained/README.md):
+
+```sh
+timeout 570 python run.py -m +experiment=table1_pretrained size=small model.name=gemma-3-270m.gguf \\
+    train.steps=1500 train.batch_size=32 train.checkpoint_every=100 model.dtype=bfloat16 logger=csv \\
+    task=evaluate data.path=books
+```
+
+A step has 16,384 tokens, for which the loss of the head needs 512 MB at a time. It goes on as below. With
+`train.steps=200` it is a matter of minutes; run it first.
+
 ## The paper's tables at size small, on one GPU
 
 This command has not been run on a GPU yet. It trains the three models of Table 1 with 25 M parameters (without

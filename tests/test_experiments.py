@@ -57,7 +57,7 @@ def compose_few(overrides):
 
 
 def overrides(experiment, output):
-    if experiment == "finetune_llama" or experiment.startswith("pretrained_"):
+    if experiment == "table1_pretrained" or experiment.startswith("pretrained_"):
         return of_transformers(experiment, output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_few(given))
@@ -83,7 +83,7 @@ def of_transformers(experiment, output):
         save_model(folder)
     tiny = [word for word in TINY if not word.startswith(("tokenizer=", "model."))]
     given = [f"+experiment={experiment}", *tiny, f"model.name={folder}", f"output={output}"]
-    if experiment == "finetune_llama":
+    if experiment == "table1_pretrained":
         return [*given, *TEXT, "train.length=100"]
     amount = {"pretrained_passkey": ["eval.generated=1"], "pretrained_tuned": TEXT[:2]}.get(experiment, TEXT)
     given = [*given, *amount, "eval.prompts=1"]

@@ -13,7 +13,6 @@ from tests.configurations import compose_conf, row_record
 from tests.saved import saved_run
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def read(path: Path) -> NotebookNode:
@@ -91,17 +90,3 @@ def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
     made = run("03_retrieval")
     assert same_shape(made, "03_retrieval")
     assert "8,192 tokens in 163 blocks of 50; 2 layers of 2 heads" in said(made)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_committed_was_run_from_top_to_bottom(path):
-    assert len(NOTEBOOKS) == 3
-    notebook = read(path)
-    cells = code_of(notebook)
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert sum(bool(cell.outputs) for cell in cells) >= len(cells) - 1
-    kinds = {(each.output_type, each.get("name")) for cell in cells for each in cell.outputs}
-    assert kinds <= {("stream", "stdout"), ("display_data", None), ("execute_result", None)}, "no warning, no error"
-    assert "/tmp" not in (whole := path.read_text(encoding="utf-8"))
-    assert str(ROOT) not in whole
-    assert path.stat().st_size < 200_000

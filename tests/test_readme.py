@@ -112,20 +112,3 @@ def test_every_example_runs_as_it_stands_in_a_process_of_its_own(folder, page):
     for block, holds in zip(blocks, EXAMPLES[page], strict=True):
         done = python("-c", block + holds, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr
-
-
-PAGES = [page for page in READMES if page.parent.parent.name == "experiments"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[page.parent.name for page in PAGES])
-def test_a_page_begins_with_claim_and_verdict(page):
-    """Then a picture, a table, how to run it, deviations and cost."""
-    text = page.read_text(encoding="utf-8")
-    marks = [r"^# ", r"^\*\*Claim\.\*\*", r"^\*\*Verdict\.\*\*"]
-    if "Pending" not in text:
-        marks += [r"^!\[.*\]\(results/.*\.png\)$", r"^\|"]
-    marks += [r"^## How to run$", r"^## Deviations$", r"^## Cost$"]
-    found = [re.search(mark, text, re.MULTILINE) for mark in marks]
-    assert all(found), [mark for mark, place in zip(marks, found) if place is None]
-    places = [place.start() for place in found if place]
-    assert places == sorted(places)

@@ -41,21 +41,6 @@ def test_functions_have_at_most_sixty_lines_and_the_steps_of_a_memory_thirty():
     assert not long
 
 
-def test_methods_of_more_than_three_parameters_are_described():
-    """Ruff sees to modules, classes and functions. Lightning describes its hooks."""
-    methods = [
-        (f"{path.name}: {owner.name}.{node.name}", node)
-        for path in PACKAGE.rglob("*.py")
-        for owner in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(owner, ast.ClassDef) and not owner.name.startswith("_")
-        for node in owner.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(("_", "on_"))
-    ]
-    many = [each for each in methods if len(each[1].args.args) + len(each[1].args.kwonlyargs) > 4]  # self is one
-    assert many
-    assert not [name for name, node in many if not ast.get_docstring(node)]
-
-
 def test_few_settings_exclude_each_other():
     """Two variants that cannot go together are two classes for the same seam."""
     said = re.compile(r"goes without|go without|leave out|not together|exclude each other", re.IGNORECASE)

@@ -16,10 +16,9 @@ from benchmarks.report import Target
 from landmark.attention import Scoring, Window, landmark_attention
 from landmark.attention.fused import tuning
 from landmark.attention.plain import attention_forward, merged
-from landmark.memory import SummaryMemory
-from landmark.memory.memory import memory_of
+from landmark.blocks.cache import BlockCache
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.memory.reading_kernels import attend_to_retrieved_blocks
-from landmark.memory.settings import TRAINING_FREE
 
 OURS, PAIR = "landmark", "landmark, deterministic"
 FLASH, CUDNN, FLEX = "flash SDPA", "cuDNN SDPA", "FlexAttention"
@@ -211,7 +210,7 @@ def retrieved_blocks(
 def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
     """A chunk of a text without landmarks, as a layer of a pretrained model reads it, beside attention to all keys."""
     heads, kv_heads, dim, count = (14, 2, 64, 2048) if scale.is_gpu else (2, 1, 16, 8)
-    settings = TRAINING_FREE.updated({"dense": 0} if scale.is_gpu else {"dense": 0, "k": 2, "window": 8})
+    settings = BlockCacheSettings().updated({"dense": 0} if scale.is_gpu else {"dense": 0, "k": 2, "window": 8})
     frequencies = torch.ones(dim // 2, device=scale.device)
     made = partial(torch.randn, generator=torch.Generator(scale.device).manual_seed(0), device=scale.device)
     for length in lengths:
@@ -219,14 +218,14 @@ def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
         chunk = [x[:, :, -count:] for x in (q, k, v)]
         functions: dict[str, Callable[[], object]] = {}
         for name, known in ((OURS, True), ("landmark, each query alone", False)):
-            memory = memory_of(32 if scale.is_gpu else 4, settings, frequencies=frequencies, positions=length)
-            assert isinstance(memory, SummaryMemory)
+            of_model = {"frequencies": frequencies, "positions": length}
+            memory = BlockCache(32 if scale.is_gpu else 4, **vars(settings), **of_model)
             memory.expect(length)
             for start in range(0, length - count, count):
                 part = slice(start, min(start + count, length - count))
                 memory.attend(0, q[:, :, part], k[:, :, part], v[:, :, part], Scoring(), None)
                 memory.commit()
-            memory.known = known
+            memory.begin(known)
             functions[name] = partial(_attend_once, memory, chunk)
         copies = [x.repeat_interleave(heads // kv_heads, 1) for x in (k, v)]
         functions[FLASH] = partial(_attend_to_all, chunk[0], *copies)
@@ -234,7 +233,7 @@ def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
 
 
 @torch.no_grad()
-def _attend_once(memory: SummaryMemory, chunk: Sequence[Tensor]) -> Tensor:
+def _attend_once(memory: BlockCache, chunk: Sequence[Tensor]) -> Tensor:
     q, k, v = chunk
     out = memory.attend(0, q, k, v, Scoring(), None)
     memory.discard()

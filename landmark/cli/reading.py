@@ -6,30 +6,33 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
 from landmark.config import Config
+from landmark.documents import Document, beside_memory, document_of, joined, read_document
 from landmark.experiment.jobs import folder_of
 from landmark.experiment.runner import load_trained
-from landmark.utils.chats import Separation
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import progress_bar
+from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
     from landmark.evaluation.generation import GenerationStatistics
 
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
 CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
 
 
 def generate(command: Command) -> None:
     """Print the text on standard output; its reasoning, and then a line of statistics, on standard error."""
-    config, inputs = command.only_config(), command.runner.inputs
-    check_files(config)
+    config, inputs = with_document(command.only_config()), command.runner.inputs
+    check_dtype(config)
     folder = folder_of(config, inputs)
     from landmark.evaluation.generation import GenerationStatistics, generate_text
 
@@ -45,18 +48,19 @@ def generate(command: Command) -> None:
         reasons = bool(reasoning)
         print(reasoning, end="", file=sys.stderr, flush=True)
         print(text, end="", flush=True)
-    if statistics.tokens_generated:
+    saved = config.memory.save
+    if config.generate.tokens and (saved is None or config.prompt is not None):
         print()
-    if (saved := config.memory.save) is not None:
+    if saved is not None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     print(_summary(statistics), file=sys.stderr)
 
 
-def check_files(config: Config) -> None:
-    """Raise UserError for files and folders that are missing, or in the way, before anything is loaded."""
-    if config.prompt_file not in (None, "-") and not Path(config.prompt_file).exists():
-        raise UserError(f"prompt_file={config.prompt_file}: there is no such file")
+def with_document(config: Config) -> Config:
+    """The configuration with the Document of the files that `prompt_file` names in their place. Raises UserError for
+    files that cannot be read, and folders that are missing, or in the way, before anything is loaded.
+    """
     if config.memory.load is not None and not Path(config.memory.load).is_dir():
         raise UserError(f"memory.load={config.memory.load}: there is no such folder")
     if config.memory.save is not None and Path(config.memory.save).exists():
@@ -65,6 +69,37 @@ def check_files(config: Config) -> None:
         place = next(each for each in Path(config.memory.save).absolute().parents if each.exists())
         if not place.is_dir() or not os.access(place, os.W_OK):
             raise UserError(f"memory.save={config.memory.save}: no folder can be made in {place}, name another one")
+    if (given := config.prompt_file) is None:
+        return config
+    names = given if isinstance(given, list) else [given]
+    if not names or any(isinstance(name, (dict, list)) for name in names):
+        raise UserError(f"prompt_file={given}: must be a file, or a list of files, as [a.pdf,b.epub]")
+    try:
+        documents = [_typed() if name == "-" else read_document(str(name)) for name in names]
+    except UserError as error:
+        raise UserError(f"prompt_file={error}") from error
+    return replace(config, prompt_file=joined(documents))
+
+
+def _typed() -> Document:
+    """That of standard input."""
+    return document_of(sys.stdin.buffer.read(), "-")._replace(name="prompt")
+
+
+def check_dtype(config: Config) -> None:
+    """Raise UserError for a saved memory whose keys are of another type than a model of transformers would compute."""
+    if config.memory.load is None or config.model.name is None:
+        return
+    from safetensors import SafetensorError, safe_open
+
+    folder, wanted = Path(config.memory.load), config.model.dtype or "float32"
+    with suppress(OSError, SafetensorError, StopIteration):  # it is damaged, which loading it says
+        file = next(path for path in sorted(folder.glob("*.safetensors")) if path.name != "windows.safetensors")
+        with safe_open(file, "np") as tensors:
+            found = {DTYPES.get(tensors.get_slice(name).get_dtype()) for name in tensors.keys()} - {None}  # noqa: SIM118
+        read = next(iter(found - {"float32"} or {"float32"}))  # means of blocks are float32 beside other keys
+        if read != wanted:
+            raise UserError(f"memory.load={folder}: was read in {read}, the model is {wanted}: add model.dtype={read}")
 
 
 def _summary(statistics: "GenerationStatistics") -> str:
@@ -80,12 +115,18 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 def chat(command: Command) -> None:
     """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
-    config, inputs = command.only_config(), command.runner.inputs
-    check_files(config)
+    config, inputs = with_document(command.only_config()), command.runner.inputs
+    check_dtype(config)
+    if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
     chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)
     while (question := _asked()) is not None:
-        if question:
-            chat.answer(question)
+        try:
+            check_value("question", question, {})
+            if question.strip():
+                chat.answer(question.strip())
+        except UserError as error:  # the chat goes on, and is saved
+            print(error, file=sys.stderr)
     if config.memory.save is not None:
         chat.save(config.memory.save)
 
@@ -94,31 +135,35 @@ class Conversation:
     """The messages of a chat, and the memories that have read them and the text before them."""
 
     def __init__(self, model: Any, tokenizer: Any, config: Any):
+        from landmark.answering.answering import Answering
         from landmark.config.schema import memory_settings
-        from landmark.evaluation.generation import prompt_texts
+        from landmark.evaluation.generation import prompt_texts, sampling_of
         from landmark.huggingface import LandmarkModel
-        from landmark.serving.answering import Answering, Sampling
 
         bare = getattr(model, "bare", None)
         if not isinstance(bare, LandmarkModel):
             raise UserError(
                 "task=chat: is for a model of transformers that reads blocks: model=pretrained model.name=DIR"
             )
-        self._answering, self._settings = Answering(bare, tokenizer.inner), config.generate
+        self._answering, self._settings = Answering(bare, tokenizer.inner, local=config.eval.local), config.generate
         self._answering.prefixes.settings = vars(memory_settings(config))
-        drawing = config.generate.temperature, config.generate.top_p, config.generate.top_k or 0
+        self._sampling = sampling_of(config, bare)
         ends = () if tokenizer.inner.chat_template else ("\nuser:",)  # else the model asks itself
-        self._sampling = Sampling(config.generate.tokens, *drawing, stop=(*config.generate.stop, *ends))
+        self._stop = *self._settings.stop, *ends
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
+        self._places = beside_memory(config.prompt_file, config.memory.load)
         if config.memory.load is not None:
             self._load(Path(config.memory.load))
         if config.prompt_file is not None:
+            import torch
+
             for text in prompt_texts(config):
                 self._before += self._answering.chats.text_ids(text, not self._before)
             with self._answering.prefixes.using(self._before) as self._cache, progress_bar("reading") as progress:
-                self._answering.read(self._before[self._cache.get_seq_length() :], self._cache, progress=progress)
+                rest = torch.tensor([self._before[self._cache.get_seq_length() :]])
+                self._answering.read(rest, self._cache, progress=progress)
 
     def _load(self, folder: Path) -> None:
         prefixes = self._answering.prefixes
@@ -131,31 +176,29 @@ class Conversation:
             self._before, self._messages = self._before[: saved["before"]], saved["messages"]
 
     def answer(self, question: str) -> None:
-        """Print the answer as it is made."""
-        import torch
+        """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
+        from landmark.answering.answering import Gone
 
-        from landmark.serving.answering import Answer, Gone
-
-        answering = self._answering
-        self._messages.append({"role": "user", "content": question})
-        ids = [*self._before, *answering.chats.ids(self._messages, not self._before, **(self._settings.template or {}))]
-        answer = Answer(Separation(answering.chats, answering.chats.opens_reasoning(ids)))
-        generator = torch.Generator()
+        answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
+        ids = [*self._before, *answering.chats.ids(messages, not self._before, settings=self._settings.template)]
+        answer = answering.new_answer(ids, True, self._stop)
         with _interruptible() as gone, answering.prefixes.using(ids) as self._cache:
             try:
-                for piece in answering.answer(ids, self._cache, answer, self._sampling, generator, gone):
-                    print(piece.reasoning, end="", file=sys.stderr, flush=True)
-                    print(piece.text, end="", flush=True)
+                for delta in answering.answer(
+                    ids, self._cache, answer, self._sampling, max(1, self._settings.tokens), gone
+                ):
+                    print(delta.reasoning, end="", file=sys.stderr, flush=True)
+                    print(delta.text, end="", flush=True)
             except Gone:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
-        self._messages.append({"role": "assistant", "content": answer.said.text})
+        self._messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""
         if self._cache is not None:
             content = {"before": len(self._before), "messages": self._messages}
-            self._cache.save(folder, {CHAT: json.dumps(content).encode()})
+            self._cache.save(folder, {CHAT: json.dumps(content).encode(), **self._places})
             print(f"saved in {folder}", file=sys.stderr)
 
 
@@ -164,7 +207,7 @@ def _asked() -> str | None:
     is_terminal = sys.stdin.isatty()
     print("> " if is_terminal else "", end="", file=sys.stderr, flush=True)
     try:
-        return input().strip()
+        return input()
     except (EOFError, KeyboardInterrupt) as end:
         print(file=sys.stderr)
         return "" if is_terminal and isinstance(end, KeyboardInterrupt) else None
@@ -185,7 +228,7 @@ def inspect(command: Command) -> None:
     """Write the page and print its path."""
     from landmark.inspector.page import inspect_text
 
-    config, inputs = command.only_config(), command.runner.inputs
+    config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)
     model, tokenizer = load_trained(config, folder, inputs)
     with progress_bar("reading") as progress:

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
@@ -64,8 +65,16 @@ def _asks_pass_keys(config: Config) -> bool:
     return config.data.name in SYNTHETIC or config.eval.task == "passkey"
 
 
+def _is_trained_here(config: Config) -> bool:
+    """Here, or by the row that an untrained one starts from."""
+    if config.model.as_is and config.start is None:
+        return False
+    return config.run is None or config.task == "train"
+
+
 def _has_seed(config: Config) -> bool:
-    return not config.model.as_is or config.retrieval.scorer == "random" or config.eval.retriever is not None
+    is_drawn = config.task in ("generate", "chat") or config.retrieval.scorer == "random"
+    return _is_trained_here(config) or is_drawn or config.eval.retriever is not None
 
 
 def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
@@ -74,7 +83,10 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
     return Read((key,), f"{needed}={' or '.join(values)}", lambda config: value_of(config, needed) in values)
 
 
-_OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
+_OF_LANDMARKS, _OF_BLOCKS = (
+    {item.metadata["key"]: item.metadata for item in fields(kind)} for kind in (MemorySettings, BlockCacheSettings)
+)
+_OF_MEMORY = _OF_BLOCKS | _OF_LANDMARKS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
 _OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
@@ -85,8 +97,7 @@ _OF_OURS = (
 
 _SHAPE = ("model.num_layers", "model.num_heads", "model.head_dim", "model.mlp_dim")
 
-# Keys that a row may not set itself where they have no effect; rows that share one may. Not how much is trained and
-# evaluated, which a command may say of all that it could need.
+# Keys that a row may not set itself where they have no effect; rows that share one may.
 READ_BY = (
     _of_kind("landmark", "retrieval", "cmt", "positions", "model.block_size", "memory.load", "memory.save"),
     _of_kind("landmark", *(key for key in _OF_MEMORY if key.startswith("memory.") and key != "memory.window")),
@@ -94,7 +105,7 @@ READ_BY = (
     Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
     _of_kind("transformer_xl", "model.window", "model.cache"),
     Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
-    Read(("seeds",), "a training, or what is drawn", _has_seed),
+    Read(("seed", "seeds"), "a training, or what is drawn", _has_seed),
     Read(
         ("train.micro_batch",),
         "a larger train.batch_size, of which it is a part",
@@ -110,7 +121,6 @@ READ_BY = (
         "a text that is read with a memory",
         lambda config: config.eval.retriever is None or config.task in ("generate", "chat", "inspect"),
     ),
-    Read(("generate",), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
     *(_of_another(key, *said["needs"]) for key, said in _OF_MEMORY.items() if "needs" in said),
 )
 
@@ -120,6 +130,16 @@ _NEEDED = (
     Read(("eval.task",), "model=landmark", _can_have_task),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
+    Read(
+        tuple(key for key in _OF_BLOCKS if key not in (*_OF_LANDMARKS, "memory.window")),
+        "model=pretrained",
+        lambda c: bool(c.model.as_is),
+    ),
+    Read(
+        tuple(key for key in _OF_LANDMARKS if key not in (*_OF_BLOCKS, "seed")),
+        "a model with landmarks",
+        lambda c: not c.model.as_is,
+    ),
     Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
     Read(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
@@ -173,7 +193,9 @@ def check(config: Config) -> None:
     if config.model.name == "":
         raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
     if config.model.name is not None and config.tokenizer.name != "pretrained":
-        raise UserError(f"tokenizer={config.tokenizer.name}: {config.model.name} has its own, leave tokenizer out")
+        raise UserError(
+            f"tokenizer={config.tokenizer.name}: {config.model.name} knows the ids of its own alone, leave it"
+        )
     if (own := config.model.architecture) is not None and "." not in own:
         find_extension("landmark.models", own, "Model", key="model.architecture")
     if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
@@ -192,12 +214,14 @@ def check_task(config: Config) -> None:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with `eval.local` and `eval.generated` filled in: null stands for the usual number."""
+    """The configuration of a row, with numbers in place of null."""
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
     for resolved in hooks(config, "resolved"):
         config = resolved(config)
+    if config.model.as_is and config.memory.dense is None:  # rows measure blocks, on each device alike
+        config = replace(config, memory=replace(config.memory, dense=0))
     if config.eval.local is not None:
         return config
     natural = {
@@ -258,7 +282,9 @@ def _check_training(config: Config) -> None:
         landmarks = math.ceil(train.length / (block_size + 1))
         earlier = (train.length + block_size - 1) // (block_size + 1)  # blocks, where the first one is cut
         if train.k and max(train.k) > earlier:
-            raise UserError(f"train.k={train.k}: train.length={train.length} has {earlier} earlier blocks at most")
+            raise UserError(
+                f"train.k={train.k}: a query of train.length={train.length} has at most {earlier} to choose"
+            )
     room = train.length - landmarks + 1  # one token more than the window has is predicted
     if repeats is not None and room < 2 * SHORTEST_REPEAT:
         raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")

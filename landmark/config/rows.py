@@ -105,8 +105,9 @@ def select(
         except (HydraException, OmegaConfBaseException, UserError) as error:
             raise UserError(f"row {name}: {one_line(error)}") from error
     given = [override.key_or_group for override in parse(shared)]
-    if fault := unused(given, [row.configs[0] for row in rows]):
-        every = [to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items()]
+    if fault := unused(given, [replace(row.configs[0], task=config.task) for row in rows]):
+        of_rows = (to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items())
+        every = [replace(each, task=config.task) for each in of_rows]
         if config.row is None or unused(given, every):
             raise fault
         _log.warning("row %s: %s, as another row is", config.row, fault)

@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
@@ -43,13 +44,17 @@ def one_of(default: Any, *choices: Any) -> Any:
     return setting(default, choices=tuple(each for each in (default, *choices) if each not in (None, MISSING)))
 
 
+MEMORY_OF_BLOCKS = {"retrieval.first": 0}  # for models with landmarks, which have no such blocks
+
+
 def of_memory(group: str) -> Any:
     """A dataclass with the settings of a memory that this group of settings has."""
-    found = []
-    for item in fields(MemorySettings):
-        if item.metadata["key"].startswith(f"{group}."):
-            found.append((item.metadata["key"].partition(".")[2], item.type, field(default=item.default)))
-    return make_dataclass(f"{group.title()}OfMemory", found)
+    found = {}
+    for item in fields(MemorySettings) + fields(BlockCacheSettings):
+        if item.metadata["key"].startswith(f"{group}.") and item.metadata["key"] != "memory.window":
+            default = MEMORY_OF_BLOCKS.get(item.metadata["key"], item.default)
+            found.setdefault(item.metadata["key"].partition(".")[2], (item.type, field(default=default)))
+    return make_dataclass(f"{group.title()}OfMemory", [(name, *of_field) for name, of_field in found.items()])
 
 
 @dataclass
@@ -60,7 +65,8 @@ class ModelConfig:
     architecture: str | None = None  # module that has a `Model`, of landmark.models or with a dot any other; null: ours
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
-    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights where it reads; null: float32
+    # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
+    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
@@ -77,13 +83,16 @@ class ModelConfig:
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
     alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
     masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
-    # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
-    fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
-    levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
+
+    @property
+    def reading_dtype(self) -> str:
+        """The type of a pretrained model's weights where it reads: the integers of a .gguf file go with bfloat16."""
+        is_gguf = self.as_is and str(self.name).endswith(".gguf")
+        return self.dtype or ("bfloat16" if is_gguf else "float32")
 
 
 @dataclass
@@ -119,8 +128,10 @@ class TrainConfig:
     micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
     k: list[int] | None = setting(None, least=1)  # landmark: earlier blocks that a query sees, drawn for each step
+    # Without landmarks: windows begin where those with landmarks after blocks of so many tokens do; null: anywhere.
+    cut_as: int | None = setting(None, least=1, kind="transformer")
     # Read at a time, with a memory; null: all.
-    local: int | None = setting(None, least=1, kind="landmark", extension=True)
+    local: int | None = setting(None, least=1, kind="landmark")
     muon_lr: float | None = setting(None, above=0)  # of Muon, for matrices of linear layers; null: AdamW trains all
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)
@@ -211,13 +222,18 @@ class EvalConfig:
 
 @dataclass
 class GenerateConfig:
-    """How task=generate and chat continue a text (`landmark.models.language_model.Sampling`)."""
+    """How task=generate and chat continue a text (`landmark.answering.sampling.Sampling`)."""
 
     tokens: int = setting(200, least=0)  # most tokens generated; 0: the text is read and nothing is generated
-    temperature: float = setting(0.0, least=0)
-    top_k: int | None = setting(None, least=1)
-    top_p: float = setting(1.0, above=0, most=1)
-    stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
+    # Of settings that are null. model: what generation_config of a model of transformers says; where it says nothing,
+    # and with greedy, the most probable token is taken.
+    defaults: str = one_of("model", "greedy")
+    temperature: float | None = setting(None, least=0, most=100)  # 0: the most probable token
+    top_k: int | None = setting(None, least=0)  # 0: of all tokens
+    top_p: float | None = setting(None, above=0, most=1)
+    min_p: float | None = setting(None, least=0, below=1)
+    repetition_penalty: float | None = setting(None, least=0.01, most=100)
+    stop: list[str] = field(default_factory=list)  # texts that end it, as end of text does
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
 
@@ -251,7 +267,9 @@ class Config:
     row: str | None = None  # one row of the experiment
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
-    prompt_file: str | None = None  # task=chat too; -: standard input
+    prompt_file: Any = (
+        None  # task=chat too: a file, or a list of files; -: standard input; the Document, once it is read
+    )
     start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
     start_run: Any = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
@@ -276,14 +294,10 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
-def memory_settings(config: Config) -> MemorySettings:
-    """How the landmark model of a row reads. Raises UserError for settings that make no sense."""
-    values = {item.name: value_of(config, item.metadata["key"]) for item in fields(MemorySettings)}
-    if not config.model.as_is:  # a memory.window is then that of a plain transformer
-        values["window"] = None
-    elif values["dense"] is None and config.task != "generate":  # rows measure blocks
-        values["dense"] = 0
-    return MemorySettings(**values)
+def memory_settings(config: Config) -> MemorySettings | BlockCacheSettings:
+    """How a row's model reads, with landmarks or without. Raises UserError for settings that make no sense."""
+    kind = BlockCacheSettings if config.model.as_is else MemorySettings
+    return kind(**{item.name: value_of(config, item.metadata["key"]) for item in fields(kind)})
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -55,14 +55,15 @@ class WindowDataModule(lightning.LightningDataModule):
             "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
         }
 
-        def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
+        def windows(split: str, **of_text: Any) -> TrainingWindows | SyntheticWindows:
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot, "beginning": tokenizer.beginning}
-            return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
+            return TrainingWindows(corpus.split(split), **settings, **special, **of_text)
 
         shares = config.data.repeats
-        self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))
+        repeats = None if shares is None else Repeats(shares, config.train.steps)
+        self.training: Windows = windows("train", repeats=repeats, cut_as=config.train.cut_as)
         share = config.data.tasks or config.data.passkeys
         if share is not None and isinstance(self.training, TrainingWindows):
             task = Passkey()

@@ -1,4 +1,5 @@
-"""A folder of the user's own documents: text files, or JSON lines with a `text`, as RedPajama's data files have them.
+"""A folder of the user's own documents: files of text, PDF, EPUB, DOCX or HTML, or JSON lines with a `text`, as
+RedPajama's data files have them.
 
 Without folders for splits, splits are made: of every 50 documents (of all documents, if there are fewer than 50) the
 first is in validation, the second in test, the others in train. One or two documents are split by length: the first
@@ -11,14 +12,19 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, json_texts, read_text
+from landmark.data.sources import SPLITS, Source, existing_folder, fingerprint, json_texts, read_text
+from landmark.documents import Document, read_document
 from landmark.utils.errors import UserError
 
 EVERY = 50
 ENDS = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}  # of documents that are split by length
 _log = logging.getLogger(__name__)
-_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz")
-_LAYOUT = "*.txt or *.jsonl (.gz or not) with a text a line, in train/, validation/ and test/ or without splits"
+_JSON = (".jsonl", ".jsonl.gz")
+_READ = (".pdf", ".epub", ".docx", ".html", ".htm", ".xhtml")
+_LAYOUT = (
+    "*.txt, *.pdf, *.epub, *.docx, *.html, or *.jsonl (.gz or not) with a text a line, in train/, validation/ and "
+    "test/ or without splits"
+)
 
 
 class Documents(Source):
@@ -30,8 +36,9 @@ class Documents(Source):
         """files: of the folder (None: all of text). Raises UserError if a split or every document is missing."""
         self.origin = str(root)
         self._root = root
-        found = [path for path in sorted(root.rglob("*")) if path.name.endswith(_SUFFIXES)] if files is None else files
-        self._files = [path for path in found if path.is_file()]
+        if files is None:
+            files = [path for path in sorted(root.rglob("*")) if path.name.endswith((".txt", *_JSON, *_READ))]
+        self._files = [path for path in files if path.is_file()]
         tops = {path.relative_to(root).parts[0] for path in self._files}
         self._every = None
         if not tops & set(SPLITS):
@@ -63,8 +70,8 @@ class Documents(Source):
     def _all(self, files: list[Path]) -> Iterator[Document]:
         for path in files:
             name = path.relative_to(self._root).as_posix()
-            if not path.name.endswith((".jsonl", ".jsonl.gz")):
-                yield Document(name, read_text(path))
+            if not path.name.endswith(_JSON):
+                yield Document(name, read_document(path).text if path.suffix in _READ else read_text(path))
             else:
                 yield from (Document(line, text) for line, text, _ in json_texts("documents", name, str(path)))
 

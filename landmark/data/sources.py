@@ -5,20 +5,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from landmark.documents import Document
+from landmark.documents.encoding import decode
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.extensions import load_extension
 from landmark.utils.files import open_written
 
 SPLITS = ("train", "validation", "test")
-
-
-class Document(NamedTuple):
-    """One document of a corpus. name: tells it from the others of its split."""
-
-    name: str
-    text: str
 
 
 class Source:
@@ -80,12 +75,13 @@ def fingerprint(root: Path, files: Iterable[Path]) -> dict[str, str | int]:
 
 
 def read_text(file: Path) -> str:
-    """A file's text with unchanged line ends. Raises UserError if it cannot be read or is not UTF-8."""
+    """A file's text with unchanged line ends. Raises UserError if it cannot be read, or its encoding is not sure."""
+    with open_written(file, "take it out") as opened:
+        content = opened.read()
     try:
-        with open_written(file, "take it out") as content:
-            return content.read().decode("utf-8-sig")  # a mark of the byte order is no text
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 (byte {error.start}): convert it or take it out") from None
+        return decode(content)
+    except ValueError as error:
+        raise UserError(f"{file} {error}; or take it out") from None
 
 
 def json_texts(corpus: str, name: str, place: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -248,14 +248,22 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
-    """The tokenizer in a folder, or of a name on the hub. Raises UserError if there is none that can be used."""
+    """The tokenizer in a folder, in a .gguf file, or of a name on the hub. Raises UserError if there is none to use."""
     from transformers import AutoTokenizer
+
+    from landmark.gguf.file import is_gguf, opened
+    from landmark.gguf.tokenizer import tokenizer_of
 
     try:
         if local := Path(folder).is_dir():
             check_files(folder)
-        inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
+        if is_gguf(folder):
+            inner = tokenizer_of(opened(folder))
+        else:
+            inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
         inner("a")  # settings of a wrong type show when a text is read
+    except UserError:
+        raise
     except Exception as error:  # of transformers and tokenizers, which raise many kinds for a damaged folder
         detail = in_one_line(error)[:200]
         raise UserError(f"tokenizer.file={folder}: holds no tokenizer that can be used here: {detail}") from error

@@ -58,15 +58,18 @@ class TrainingWindows:
         eot: int,
         repeats: "Repeats | None" = None,
         beginning: Sequence[int] = (),
+        cut_as: int | None = None,
     ):
         """stream: or raw ids. length: T. block_size: ℓ (None: no landmarks). repeats: of `batch`. beginning: ids that
-        begin a text, in place of a window's first tokens. Raises UserError where the stream is too short.
+        begin a text, in place of a window's first tokens. cut_as: without landmarks, begin where the windows of this
+        block size do (None: anywhere). Raises UserError where the stream is too short.
         """
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot, self._repeats = landmark, eot, repeats
         self._beginning = np.array(beginning, dtype=np.int64)
         size = len(self._tokens)
+        self._cut_as = cut_as
         self.num_starts = size + (size // block_size if block_size else 0) - length - 1
         if self.num_starts < 1:
             raise UserError(
@@ -81,7 +84,11 @@ class TrainingWindows:
     def starts(self, step: int) -> np.ndarray:
         """Positions of the view where the windows of a step begin, (batch_size,) int64."""
         drawn = random_numbers(self.seed, step, STARTS, range(self.batch_size))
-        return (drawn % np.uint64(self.num_starts)).astype(np.int64)
+        if self._cut_as is None:
+            return (drawn % np.uint64(self.num_starts)).astype(np.int64)
+        of_view = self.num_starts + len(self._tokens) // self._cut_as
+        starts, _ = raw_position((drawn % np.uint64(of_view)).astype(np.int64), self._cut_as)
+        return np.minimum(starts, self.num_starts - 1)
 
     def at(self, starts: Sequence[int] | np.ndarray) -> WindowBatch:
         """The windows that begin at these positions of the view, without repeats."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.config.schema import memory_settings
-from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from landmark.utils.flops import keys_per_query
 
@@ -63,7 +63,9 @@ def attention_size(
             kept = kept_tokens(config) or 0
         return keys_per_query(length, local, kept), 0.0
     if config.model.as_is:
-        return _without_landmarks(block, memory_settings(config), length)
+        settings = memory_settings(config)
+        assert isinstance(settings, BlockCacheSettings)
+        return _without_landmarks(block, settings, length)
     keys = scored = 0
     for start in range(0, length, local):
         queries = min(local, length - start)
@@ -79,11 +81,11 @@ def attention_size(
     return keys / length, scored / length
 
 
-def _without_landmarks(block: int, settings: MemorySettings, length: int) -> tuple[float, float]:
-    """`attention_size` of a text without landmarks (`landmark.memory.sparse_attention`)."""
+def _without_landmarks(block: int, settings: BlockCacheSettings, length: int) -> tuple[float, float]:
+    """`attention_size` of a text without landmarks (`landmark.blocks.attention`)."""
     keys = scored = 0
     for start in range(0, length, block):
-        queries, far = min(block, length - start), max(0, start - (settings.window or 0)) // block
+        queries, far = min(block, length - start), max(0, start - settings.window) // block
         if far <= settings.k or start < (settings.dense or 0):
             keys += queries * start
         else:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import codecs
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
+from landmark.answering.answer import Answer, Delta
+from landmark.answering.sampling import Sampling
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
+from landmark.documents import beside_memory
 from landmark.evaluation.measurement import new_memory
 from landmark.models import LanguageModel
-from landmark.models.language_model import Sampling
-from landmark.utils.chats import Chats, Separation
 from landmark.utils.errors import UserError
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -45,75 +45,132 @@ def generate_text(
     tokenizer: Tokenizer,
     config: Config,
     statistics: GenerationStatistics,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated: of its reasoning, where the
-    template marks it, and of the rest.
+    """Pieces of the text that follows `prompt_file`, as a Document, and `prompt`, as they are generated: of its
+    reasoning, where the template marks it, and of the rest.
 
-    A model of transformers gets `prompt` through its template for chats, unless `generate.template` is null. With a
-    landmark memory both are read in separate chunks, so a saved memory of the file gives the same text. progress:
+    A model of transformers gets `prompt` through its template for chats, unless `generate.template` is null. Where a
+    memory can be saved, both are read in separate parts, so a saved memory of the file gives the same text. progress:
     called with tokens read, and in all. Raises UserError for a file that cannot be read, and as `Memory.load`,
-    `Memory.save` and `LanguageModel.stream`.
+    `Memory.save`, `LanguageModel.stream` and `Answering.answer`.
     """
-    settings = config.generate
-    texts, memory = prompt_texts(config), new_memory(model, config)
+    texts, memory = prompt_texts(config), _memory(model, config)
+    reader = (_Pretrained if hasattr(model, "bare") else _Own)(model, tokenizer, config, memory, progress)
+    parts = reader.ids(texts)
+    statistics.tokens_read = sum(map(len, parts))
+    if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
+        reader.read(parts.pop(0))
+        if config.memory.save is not None:
+            memory.save(config.memory.save, beside_memory(config.prompt_file, config.memory.load))
+    ids = [token for part in parts for token in part]
+    if parts and config.generate.tokens:
+        answer = reader.new_answer(ids)
+        for delta in reader.answer(ids, answer):
+            if len(answer.tokens) > statistics.tokens_generated:
+                statistics.count_token()
+            yield delta.reasoning, delta.text
+    elif parts:
+        reader.read(ids)
+    if not statistics.tokens_generated:
+        statistics.seconds_reading = time.perf_counter() - statistics.started
+    statistics.memory = getattr(memory, "stats", {})
+
+
+def _memory(model: LanguageModel, config: Config) -> Any:
+    """The memory with which the texts are read, loaded where `memory.load` says so."""
+    memory = new_memory(model, config)
     if config.memory.load is not None or config.memory.save is not None:
         if not hasattr(memory, "save"):
             raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
         if config.memory.load is not None:
             # A model of transformers knows where its layers are.
             memory.load(config.memory.load, *([] if hasattr(model, "bare") else [next(model.parameters()).device]))
-    parts = [tokenizer.encode(text).astype(np.int64) for text in texts]
-    if config.memory.load is None and tokenizer.beginning:
-        parts[0] = np.concatenate([tokenizer.beginning, parts[0]])
-    inner, separation = getattr(tokenizer, "inner", None), Separation()  # inner: of a model of transformers
-    if config.prompt is not None and settings.template is not None and getattr(inner, "chat_template", None):
-        begins, chats = len(texts) == 1 and config.memory.load is None, Chats(inner)
-        asked = chats.ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
-        parts[-1], separation = np.array(asked, dtype=np.int64), Separation(chats, chats.opens_reasoning(asked))
-    stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
-    reading = {"local": config.eval.local, "memory": memory, "progress": progress}
-    statistics.tokens_read = sum(map(len, parts))
-    if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
-        model.generate(parts[:1], 0, **reading)
-        parts = parts[1:]
-        if config.memory.save is not None:
-            memory.save(config.memory.save)
-    if parts and settings.tokens:
-        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, config.seed)
-        characters, answer = codecs.getincrementaldecoder("utf-8")("replace"), ""
-        steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
-        for tokens in steps:
-            statistics.count_token()
-            answer += characters.decode(tokenizer.written([token for token in tokens if token is not None]))
-            yield separation.more(answer)
-        yield separation.more(answer + characters.decode(b"", final=True), whole=True)
-    else:
-        if parts:
-            model.generate(parts, 0, **reading)
-        statistics.seconds_reading = time.perf_counter() - statistics.started
-    statistics.memory = getattr(memory, "stats", {})
+    return memory
+
+
+class _Own:
+    """How a model of ours reads and goes on."""
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, config: Config, memory: Any, progress: Progress | None
+    ):
+        self._model, self._tokenizer, self._config = model, tokenizer, config
+        self._reading = {"local": config.eval.local, "memory": memory, "progress": progress}
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Those of each text."""
+        return [self._tokenizer.encode(text).tolist() for text in texts]
+
+    def read(self, ids: list[int]) -> None:
+        self._model.generate([ids], 0, **self._reading)
+
+    def new_answer(self, ids: list[int]) -> Answer:
+        """What follows these ids, of which nothing is there yet."""
+        decode = lambda tokens: self._tokenizer.written(tokens).decode("utf-8", "replace")  # noqa: E731
+        return Answer(decode, self._config.generate.stop)
+
+    def answer(self, ids: list[int], answer: Answer) -> Iterator[Delta]:
+        """Read the ids and give what follows, piece by piece. answer: is filled."""
+        most = self._config.generate.tokens
+        drawing = {"sampling": sampling_of(self._config), "stop": [self._tokenizer.eot]}
+        for (token,) in self._model.stream([ids], most, **drawing, **self._reading):
+            yield answer.add(token, is_last=len(answer.tokens) + 1 >= most)
+            if answer.finish is not None:
+                return
+        yield answer.add(None)
+
+
+class _Pretrained:
+    """How a model of transformers reads and answers."""
+
+    def __init__(self, model: Any, tokenizer: Any, config: Config, memory: Any, progress: Progress | None):
+        from landmark.answering.answering import Answering
+
+        self._answering, self._config = Answering(model.bare, tokenizer.inner, local=config.eval.local), config
+        self._memory, self._progress = memory, progress
+        self._read = memory.ids[0].tolist() if config.memory.load is not None else []
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Those of each text; of `prompt`, which is the last one, through the template."""
+        chats, settings, found = self._answering.chats, self._config.generate.template, list[list[int]]()
+        for number, text in enumerate(texts):
+            begins, is_prompt = not self._read and not number, self._config.prompt is not None and text is texts[-1]
+            if is_prompt and settings is not None and chats.template:
+                found.append(chats.ids([{"role": "user", "content": text}], begins, settings=settings))
+            else:
+                found.append(self._answering.checked(chats.text_ids(text, begins)))
+        return found
+
+    def read(self, ids: list[int]) -> None:
+        self._answering.read(torch.tensor([ids]), self._memory, progress=self._progress)
+        self._read += ids
+
+    def new_answer(self, ids: list[int]) -> Answer:
+        """As of `_Own`."""
+        chats = self._answering.chats
+        given = self._config.generate
+        is_chat = self._config.prompt is not None and given.template is not None and bool(chats.template)
+        return self._answering.new_answer(ids, is_chat, given.stop)
+
+    def answer(self, ids: list[int], answer: Answer) -> Iterator[Delta]:
+        """As of `_Own`."""
+        sampling = sampling_of(self._config, self._answering.model)
+        given = answer, sampling, self._config.generate.tokens
+        return self._answering.answer([*self._read, *ids], self._memory, *given, progress=self._progress)
+
+
+def sampling_of(config: Config, model: Any = None) -> Sampling:
+    """How `task=generate` and `task=chat` choose tokens. model: of transformers, whose recommendations count where
+    `generate.defaults=model`.
+    """
+    given = config.generate
+    names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
+    recommended = model.generation_config if model is not None and given.defaults == "model" else None
+    return Sampling.of_model(recommended, **{name: getattr(given, name) for name in names}, seed=config.seed)
 
 
 def prompt_texts(config: Config) -> list[str]:
-    """The text of `prompt_file`, if it is set, and `prompt`. Raises UserError for a file that cannot be read."""
-    prompts = [] if config.prompt is None else [config.prompt]
-    if config.prompt_file is None:
-        return prompts
-    file = Path(config.prompt_file)
-    if file.is_char_device() or file.is_block_device():  # which may have no end
-        raise UserError(f"prompt_file={config.prompt_file}: is a device, name a file (- for standard input)")
-    try:
-        content = sys.stdin.read() if config.prompt_file == "-" else file.read_text("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"prompt_file={config.prompt_file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"prompt_file={config.prompt_file}: is not text in UTF-8 ({error.reason})") from error
-    return [content, *prompts]
-
-
-def _stop_token(text: str, tokenizer: Tokenizer) -> int:
-    ids = tokenizer.encode(text)
-    if len(ids) != 1:
-        raise UserError(f"generate.stop: {text!r} is {len(ids)} tokens of tokenizer={tokenizer.name}, it must be one")
-    return int(ids[0])
+    """The text of `prompt_file`, if it is set, and `prompt`."""
+    texts = [] if config.prompt_file is None else [config.prompt_file.text]
+    return texts if config.prompt is None else [*texts, config.prompt]

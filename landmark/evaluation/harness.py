@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jinja2 import TemplateError
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
@@ -25,11 +25,13 @@ from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from landmark.answering.answer import Answer
+from landmark.answering.answering import Answering
+from landmark.answering.sampling import Sampling
 from landmark.data.tokenizers import PretrainedTokenizer, open_pretrained
 from landmark.evaluation.measurement import alike
 from landmark.loading import tokenizer_of
 from landmark.models import LanguageModel, load
-from landmark.models.language_model import Sampling
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
@@ -38,7 +40,7 @@ OPTIONS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"
 # Values of transformers' options with which they change nothing.
 NO_CHANGE = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0}
 NO_CHANGE |= {"min_p": 0, "typical_p": 1, "use_cache": True}
-Answer = tuple[float, bool]  # log-probability in nats, whether each id is the most probable
+Score = tuple[float, bool]  # log-probability in nats, whether each id is the most probable
 
 
 @register_model("landmark")
@@ -80,6 +82,7 @@ class LandmarkLM(TemplateLM):
             raise UserError(f"tokenizer={tokenizer}: a run has its own, leave it out")
         self._text = tokenizer_of(Path(path)) if bare is None else open_pretrained(tokenizer or path)
         self._settings = memory
+        self._answering = None if bare is None else Answering(bare, self.tokenizer, local=local)
         self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
@@ -129,16 +132,8 @@ class LandmarkLM(TemplateLM):
             raise UserError(
                 f"apply_chat_template: the tokenizer {self.tokenizer_name} has no template for chats; leave it out"
             )
-        try:
-            return self.tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-                **self._template,
-            )
-        except TemplateError as error:
-            raise UserError(f"apply_chat_template: the model's template refuses the messages ({error})") from error
+        assert self._answering is not None
+        return self._answering.chats.text(chat_history, not add_generation_prompt, self._template)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text in nats: read once with a memory, else in windows of max_length."""
@@ -154,7 +149,7 @@ class LandmarkLM(TemplateLM):
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
-    ) -> list[Answer]:
+    ) -> list[Score]:
         """Each continuation's log-probability, and whether it is greedy. Raises UserError for one empty or too long."""
         for _, _, continuation in requests:
             if not 1 <= len(continuation) <= (self.max_length or len(continuation)):
@@ -165,7 +160,7 @@ class LandmarkLM(TemplateLM):
         texts = [[*context, *continuation] for _, context, continuation in requests]
         if self.max_length is not None:
             texts = [text[-(self.max_length + 1) :] for text in texts]
-        answers: list[Answer] = [(0.0, True)] * len(requests)
+        answers: list[Score] = [(0.0, True)] * len(requests)
         for numbers in alike([len(text) for text in texts], self.batch_size):
             inputs = torch.tensor([texts[number][:-1] for number in numbers], device=self.device)
             continuations = [requests[number][2] for number in numbers]
@@ -200,42 +195,60 @@ class LandmarkLM(TemplateLM):
 
     def _continue(self, contexts: list[list[int]], options: dict[str, Any]) -> list[str]:
         """Texts that follow contexts of one length; generation ends when each has one of `until`."""
-        until, texts, ids = options.get("until") or [], [""] * len(contexts), [[] for _ in contexts]
+        until, most, sampling = options.get("until") or [], options["max_gen_toks"], _sampling(options)
         memory = self.model.new_memory(**self._settings)
-        settings = {"local": self._local, "memory": memory, "stop": [self._text.eot]}
-        for step in self.model.stream(contexts, options["max_gen_toks"], sampling=_sampling(options), **settings):
-            for text, token in zip(ids, step, strict=True):
-                text += [] if token is None else [token]
-            texts = [self._text.written(text).decode("utf-8", "replace") for text in ids]
-            if all(any(end in text for end in until) for text in texts):
+        if self._answering is None:
+            decode = lambda ids: self._text.written(ids).decode("utf-8", "replace")  # noqa: E731
+            settings = {"local": self._local, "memory": memory, "stop": [self._text.eot]}
+            steps = self.model.stream(contexts, most, sampling=sampling, **settings)
+        else:
+            decode = self._answering.chats.decode
+            memory = self.model.unlimited_memory(len(contexts[0]) + most) if memory is None else memory
+            steps = self._answering.steps(contexts, memory, sampling, most)
+        answers = [Answer(decode, until) for _ in contexts]
+        for step in steps:
+            for answer, token in zip(answers, step, strict=True):
+                if answer.finish is None:
+                    answer.add(token, is_last=len(answer.tokens) + 1 >= most)
+            if all(answer.finish is not None for answer in answers):
                 break
-        return [postprocess_generated_text(text, until, None) for text in texts]
+        for answer in answers:
+            if answer.finish is None:
+                answer.add(None)
+        return [postprocess_generated_text(answer.text, until, None) for answer in answers]
 
     @torch.no_grad()
-    def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Answer]:
+    def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Score]:
         """The answer for each continuation, a chunk's logits at a time. inputs: (B, T), all ids but the last one."""
-        memory, longest, start = self.model.new_memory(**self._settings), max(map(len, continuations)), 0
+        memory, length = self.model.new_memory(**self._settings), inputs.shape[1]
         if memory is None:
-            memory = self.model.unlimited_memory(inputs.shape[1])
+            memory = self.model.unlimited_memory(length)
         targets = torch.zeros_like(inputs)
         for row, continuation in zip(targets, continuations, strict=True):
             row[-len(continuation) :] = torch.tensor(continuation)
         found: list[tuple[Tensor, Tensor]] = []
-        self.model.announce(memory, inputs.shape[1])
-        for chunk in inputs.split(self._local, 1):
-            skipped = max(0, inputs.shape[1] - longest - start)
-            wanted = targets[:, start + skipped : start + chunk.shape[1]]
-            start += chunk.shape[1]
-            if not wanted.shape[1]:
+        self.model.announce(memory, length)
+        first = length - max(map(len, continuations))  # that gets logits
+        for start, stop in pairwise([0, *self._cuts(memory, length, first)]):
+            chunk, skipped = inputs[:, start:stop], max(0, first - start)
+            if start + skipped >= stop:
                 self.model.read_on(chunk, memory)
                 continue
-            logits = self.model(chunk, memory=memory)[:, skipped:]
+            logits, wanted = self.model(chunk, memory=memory)[:, skipped:], targets[:, start + skipped : stop]
             found.append((F.log_softmax(logits, -1).gather(2, wanted[..., None])[..., 0], logits.argmax(-1) == wanted))
         scores, are_best = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         return [
             (float(scores[row, -len(each) :].sum()), bool(are_best[row, -len(each) :].all()))
             for row, each in enumerate(continuations)
         ]
+
+    def _cuts(self, memory: Any, length: int, first: int) -> list[int]:
+        """Where the reading of a text is cut. first: the first token that gets logits; where the memory allows cuts
+        anywhere, those of `local` tokens are made at a time.
+        """
+        cuts = self.model.stops(memory, length, self._local)
+        reads_blocks = self.model.config.kind == "landmark" and self.model.config.landmark_id is None
+        return sorted({*cuts, *range(first or self._local, length, self._local)}) if reads_blocks else cuts
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:
@@ -245,7 +258,8 @@ def _sampling(settings: dict[str, Any]) -> Sampling:
             raise UserError(f"gen_kwargs {name}={value}: is not known here, only {', '.join(sorted(OPTIONS))} are")
     if not settings.get("do_sample"):
         return Sampling()
-    return Sampling(settings.get("temperature", 1.0), settings.get("top_k") or None, settings.get("top_p", 1.0))
+    given = {"temperature": 1.0, **{name: settings.get(name) for name in ("temperature", "top_k", "top_p")}}
+    return Sampling(**{name: value for name, value in given.items() if value is not None})
 
 
 def main() -> None:

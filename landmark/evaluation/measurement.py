@@ -16,6 +16,7 @@ from torch import Tensor
 from landmark.config.schema import POSITION_BIN, memory_settings
 from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
 from landmark.memory.retrievals import RATES, Observer, with_rates
+from landmark.models.head_loss import IN_CACHE
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import mean_and_error
 
@@ -106,10 +107,13 @@ def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory: Any
 
 
 def token_losses(logits: Tensor, following: Tensor) -> Tensor:
-    """The loss of each prediction, float64 nats, of logits in float32 or better."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-    return losses.view_as(following).double()
+    """The loss of each prediction, float64 nats, of logits in float32 or better; a CPU's cache holds few at a time."""
+    dtype, few = torch.promote_types(logits.dtype, torch.float32), following.numel()
+    if not logits.is_cuda:
+        few = max(1, IN_CACHE // logits.shape[-1])
+    parts = zip(logits.flatten(0, 1).split(few), following.flatten().split(few), strict=True)
+    losses = [F.cross_entropy(part.to(dtype), targets, reduction="none") for part, targets in parts]
+    return torch.cat(losses).view_as(following).double()
 
 
 @contextlib.contextmanager

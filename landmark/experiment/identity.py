@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.config import SYNTHETIC, Config
 from landmark.config.schema import UNIQUE_BLOCKS, memory_settings
 from landmark.utils.constants import (
@@ -24,7 +25,7 @@ NUMERICS_VERSION = 1
 ALPHA_VERSION = 2  # of models with `model.alpha`
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "k", "local", "precision"),
+    *("steps", "batch_size", "length", "cut_as", "k", "local", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
@@ -77,12 +78,16 @@ def run_settings(
 
 def _dtype(config: Config) -> dict[str, str]:
     """The type of the weights that a model of transformers reads with, where it is not float32."""
-    return {} if config.model.dtype in (None, "float32") else {"dtype": config.model.dtype}
+    return {} if (dtype := config.model.reading_dtype) == "float32" else {"dtype": dtype}
 
 
 def _of_memory(config: Config) -> dict[str, Any]:
     """How a landmark model reads: of a memory's settings those in `_ALWAYS`, and those that are not the default."""
     memory, settings = memory_settings(config), {}
+    if isinstance(memory, BlockCacheSettings):
+        hidden = [item.name for item in fields(memory) if not item.metadata.get("in_identity", True)]
+        saved = {name: value for name, value in memory.saved().items() if name not in hidden}
+        return {"k": memory.k, "blocks": None} | saved
     for item in fields(memory):
         value, said = getattr(memory, item.name), item.metadata
         other, values = said.get("needs", ("k", [memory.k]))

@@ -54,10 +54,6 @@ class Inputs:
         if key not in self._tokenizers:
             from landmark.data import load_tokenizer
 
-            if name == "pretrained" and str(file).endswith(".gguf"):
-                from landmark.models import pretrained
-
-                file = str(pretrained.folder_of(str(file)))
             self._tokenizers[key] = load_tokenizer(name, file, vocab_size)
         return self._tokenizers[key]
 
@@ -200,6 +196,10 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     """The run that a configuration trains, or that its `run` names. Raises UserError where that is another."""
     if config.run is not None:
         return _given_run(config, find_run(config.run, config.output), inputs)
+    if config.model.name and config.model.kind == "landmark":
+        from landmark.models import pretrained
+
+        pretrained.check_landmarks(config.model.name)  # before another row trains for an hour
     start = None
     if config.start_run is not None:
         start = run_of(from_saved(config.start_run), inputs)
@@ -240,8 +240,8 @@ def _unknown_run(config: Config) -> Run:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a run's folder holds a trained model."""
-    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    """Whether a run's folder holds a trained model, or it is a model's file itself."""
+    return folder.is_file() or ((folder / "config.json").is_file() and any(folder.glob("model*.safetensors")))
 
 
 def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:

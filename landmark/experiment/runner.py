@@ -22,7 +22,7 @@ from landmark.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
-from landmark.utils.hardware import cores
+from landmark.utils.hardware import cores, keep_memory
 from landmark.utils.progress import progress_bar
 from landmark.utils.team import started_together
 from landmark.utils.trust import name_modules
@@ -236,7 +236,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-    model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
+    model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype)
     unit = "tok" if config.eval.retriever is None else " texts"
     with progress_bar(job.name, unit) as progress:
         if isinstance(corpus, SyntheticCorpus):
@@ -283,7 +283,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    return load(folder, shape, evaluation_device(config), config.model.dtype or "float32"), tokenizer
+    return load(folder, shape, evaluation_device(config), config.model.reading_dtype), tokenizer
 
 
 def set_up_processor(config: Config) -> None:
@@ -296,6 +296,7 @@ def set_up_processor(config: Config) -> None:
         torch.set_num_threads(max(1, cores() // team.local_size))
     if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
         torch.set_float32_matmul_precision("medium" if _is_onednn_exact() else "highest")
+        keep_memory()
 
 
 @functools.cache

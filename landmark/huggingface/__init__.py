@@ -8,11 +8,9 @@ from landmark.huggingface.prefixes import PrefixCache
 from landmark.huggingface.released import recover
 from landmark.huggingface.windows import LandmarkCollator
 from landmark.huggingface.wrapping import LANDMARK, attach, load, place_embedding, register, unwrap, wrap
-from landmark.utils.chats import Chats
 
 __all__ = [
     "LANDMARK",
-    "Chats",
     "LandmarkCache",
     "LandmarkCollator",
     "LandmarkModel",

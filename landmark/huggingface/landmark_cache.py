@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
+from landmark.blocks.cache import BlockCache
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
     FULL,
@@ -35,16 +36,17 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
-from landmark.memory.memory import Memory, memory_of
+from landmark.memory.memory import memory_of
 from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
-from landmark.memory.summaries import SummaryMemory
+from landmark.memory.text_memory import Piece, TextMemory
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
 from landmark.utils.weights import weights_digest, weights_state
 
 WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
 IDS = "ids"
+SETTLED = "settled."  # of the windows where the memory is settled, if that is before its end
 MARKS = 16  # most marks of a text
 
 
@@ -57,44 +59,49 @@ class LandmarkCache(Cache):
     In a padded batch `divide` puts samples of the same lengths into `groups`, each with a cache of its own; `memory` is
     then empty.
 
-    ids: (B, n), the text read so far, without landmarks; empty in a padded batch. marks: places at which `fork` can
-    begin, the ends of whole chunks; None: none are made.
+    ids: (B, n), the text so far, without landmarks; empty in a padded batch. Those behind the tokens that the memory
+    has read are *unread*: the next call reads them too (`settle`). marks: places at which `fork` can begin, the ends of
+    whole chunks; None: none are made.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         block_size: int,
+        settings: MemorySettings | BlockCacheSettings,
         observer: Observer | None = None,
-        landmarks: bool = True,
-        **settings: Any,
     ):
-        """An empty cache of a model. landmarks: whether the text has some. settings: of `MemorySettings`."""
+        """An empty cache of a model. settings: of a text with landmarks, or without."""
         self._window: Any = window_size(model)
         self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        of_model: dict[str, Any]
-        if landmarks:
-            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
-            of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
+        self.memory: TextMemory
+        if isinstance(settings, BlockCacheSettings):
+            self.memory = BlockCache(
+                block_size,
+                **vars(settings),
+                positions=text_config(model).max_position_embeddings,
+                frequencies=self._frequencies,
+                unrotated_layers=unrotated_layers(model),
+                observer=observer,
+            )
         else:
-            of_model = {
-                "positions": text_config(model).max_position_embeddings,
-                "frequencies": self._frequencies,
-                "unrotated_layers": unrotated_layers(model),
-            }
-        self.memory: Memory | SummaryMemory = memory_of(
-            block_size, MemorySettings().updated(settings), **of_model, observer=observer
-        )
-        self.memory.model = partial(weights_digest, model)
-        self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
+            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
+            scoring = Scoring(softcap=softcap_of(model))
+            self.memory = memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
+        self._local = getattr(getattr(model, "landmarks", None), "local", 0)
+        self._be_of(model)
         self.marks: list[Mark] | None = None
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self.next_token: Any = None  # a `landmark.huggingface.next_token.NextToken`, once it has read a token
         self._forget()
+
+    def _be_of(self, model: PreTrainedModel) -> None:
+        self._model = _ModelRef(model)
+        self.memory.model = self._model.digest
 
     def _new_layers(self) -> list[Any]:
         return [
@@ -102,7 +109,7 @@ class LandmarkCache(Cache):
             for number, is_full in enumerate(self._is_full)
         ]
 
-    def _copy(self, memory: Memory | SummaryMemory) -> LandmarkCache:
+    def _copy(self, memory: TextMemory) -> LandmarkCache:
         """A copy with another memory, whose layers with a sliding window have read nothing."""
         copied = copy.copy(self)
         copied._chunk, copied.memory, copied.next_token = _Chunk(), memory, None
@@ -111,6 +118,7 @@ class LandmarkCache(Cache):
 
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
+        self._settled: tuple[int, dict[int, Any]] = (0, {})  # a position, and copies of the sliding layers there
         self.groups: list[Group] = []
         self.marks = None if self.marks is None else []
         self._columns = 0  # of a padded batch: tokens read, padding included
@@ -125,11 +133,59 @@ class LandmarkCache(Cache):
         """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
         return self.memory.stats
 
-    def group(self, tokens: int, device: torch.device) -> int | None:
-        """Queries that choose blocks together where their tokens are known, in a text of so many; None: none do."""
+    def pieces(self, length: int, kept: int, most: int) -> list[Piece]:
+        """How the next `length` tokens of the text are read, of which the last `kept` get logits.
+
+        most: tokens at a time.
+        """
+        return self.memory.pieces(length, kept, most, cast(PreTrainedModel, self._model()).device.type)
+
+    def stops(self, length: int, most: int | None = None) -> list[int]:
+        """Places among the next `length` tokens where a caller that wants the last logits may pause; the last one is
+        `length`. Up to each, one call of the model is one pass. most: tokens between them, for a text without landmarks
+        (None: those that the model reads at a time).
+        """
+        unread = self.get_seq_length() - self.memory.tokens_read
+        pieces = self.pieces(unread + length, 1, min(self._local, most or self._local))
+        return [piece.stop - unread for piece in pieces if piece.stop > unread]
+
+    @property
+    def settled(self) -> int:
+        """Tokens that `settle` leaves as they are read."""
         memory = self.memory
-        chooses = isinstance(memory, SummaryMemory) and memory.chooses(tokens, device.type)
-        return memory.block_size if chooses else None
+        if memory.settled == memory.position:
+            return memory.tokens_read
+        return self._settled[0] if self.has_windows else memory.settled
+
+    def settle(self) -> None:
+        """Let what is read depend on the text alone: later tokens become unread, as those of an answer.
+
+        Tokens that chose their blocks together with others, which are no part of the text that follows, would let its
+        answers depend on a text that was read before. Tokens that chose alone are read again with what now follows.
+        """
+        for group in self.groups:
+            group.cache.settle()
+        memory = self.memory
+        if memory.settled == memory.position:
+            return
+        at, windows = self._settled
+        for number in self._windows:
+            kept = windows.get(number)
+            self.layers[number] = DynamicSlidingWindowLayer(self._window) if kept is None else copy.copy(kept)
+        memory.settle(at if self.has_windows else None)
+
+    def unread(self, batch: int) -> list[Tensor]:
+        """The unread ids of each of `batch` texts."""
+        return [
+            own[each.memory.tokens_read :] for own, each in zip(self.texts(batch), self.of_texts(batch), strict=True)
+        ]
+
+    def of_texts(self, batch: int) -> list[LandmarkCache]:
+        """The cache of each of `batch` texts."""
+        found = dict.fromkeys(range(batch), self)
+        for group in self.groups:
+            found |= dict.fromkeys(group.rows, group.cache)
+        return list(found.values())
 
     @property
     def has_windows(self) -> bool:
@@ -140,6 +196,9 @@ class LandmarkCache(Cache):
     def _windows(self) -> dict[int, DynamicSlidingWindowLayer]:
         return {number: x for number, x in enumerate(self.layers) if isinstance(x, DynamicSlidingWindowLayer)}
 
+    def _copies_of_windows(self) -> dict[int, DynamicSlidingWindowLayer]:
+        return {number: copy.copy(layer) for number, layer in self._windows.items()}
+
     @contextmanager
     def reading(self, ids: Tensor, length: int, device: torch.device, known: bool = False) -> Iterator[Tensor]:
         """Read a chunk of `length` tokens, landmarks included. ids: (B, n), without them. known: none of its logits is
@@ -148,9 +207,8 @@ class LandmarkCache(Cache):
         did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
-        if isinstance(self.memory, SummaryMemory):
-            self.memory.known = known
-        if self._windows or isinstance(self.memory, SummaryMemory):
+        self.memory.begin(known)
+        if self._windows or self.memory.is_rotated:
             positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
         before = [(layer, vars(layer).copy()) for layer in self._windows.values()]
         self._chunk.positions = positions
@@ -166,31 +224,28 @@ class LandmarkCache(Cache):
         finally:
             self._chunk.positions = None
         self.memory.commit()
-        self.ids = torch.cat([self.ids.to(ids.device), ids], 1) if self.ids.numel() else ids
-        # With landmarks only from there on chunks are those of the text read at once; without, chunks do not show.
-        if ids.shape[1] == self._local or (isinstance(self.memory, SummaryMemory) and ids.shape[1] > 1):
+        if (new := self.memory.tokens_read - self.ids.shape[1]) > 0:
+            self.ids = torch.cat([self.ids.to(ids.device), ids[:, -new:]], 1) if self.ids.numel() else ids
+        if self.has_windows and self.memory.settled == self.memory.position:
+            self._settled = self.memory.position, self._copies_of_windows()
+        if self.memory.is_end(ids.shape[1], self._local):
             self.add_mark()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
-        if isinstance(self.memory, SummaryMemory):
-            return self.memory.attend(layer, q, k, v, scoring, sinks)
-        if layer not in self.memory.keys.unrotated_layers:
+        if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
-        rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
-        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks)
+        return self.memory.attend_in(layer, q, k, v, scoring, sinks)
 
     def ready_for_token(self) -> tuple[int, ...]:
         """Inside `reading`: what a CUDA graph of the token depends on, beside the weights."""
-        assert isinstance(self.memory, SummaryMemory)
         return self.memory.ready_for_token()
 
     def took_token(self) -> None:
         """Inside `reading`: note that all layers have attended, as a CUDA graph cannot."""
-        assert isinstance(self.memory, SummaryMemory)
         self.memory.took_token()
         self._chunk.attended.update(self.landmark_layers)
 
@@ -209,10 +264,14 @@ class LandmarkCache(Cache):
         if self.groups:
             raise UserError("a padded batch has a memory for each length: read the texts one by one to save them")
         tensors = {IDS: self.ids.contiguous()}
-        for number, layer in self._windows.items():
-            if layer.is_initialized:
-                content = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
-                tensors |= {f"{number}.{name}": x.contiguous() for name, x in content.items() if x is not None}
+        at, settled = self._settled
+        behind = settled if at < self.memory.position else {}  # the end's own are those that are settled
+        for prefix, windows in (("", self._windows), (SETTLED, behind)):
+            for number, layer in windows.items():
+                if layer.is_initialized:
+                    length = torch.tensor(layer.cumulative_length)
+                    content = {"keys": layer.keys, "values": layer.values, "length": length}
+                    tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in content.items()}
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
     def load(self, folder: Path | str) -> None:
@@ -230,12 +289,16 @@ class LandmarkCache(Cache):
         self._forget()
         self._state = weights_state(cast(PreTrainedModel, self._model()))
         self.ids = tensors[IDS]
-        for number, layer in self._windows.items():
-            if f"{number}.keys" in tensors:
-                content = [tensors[f"{number}.{name}"].to(device_of(number)) for name in ("keys", "values")]
-                layer.lazy_initialization(*content)
-                layer.keys, layer.values = content
-                layer.cumulative_length = int(tensors[f"{number}.length"])
+        settled = {number: DynamicSlidingWindowLayer(self._window) for number in self._windows}
+        for prefix, windows in (("", self._windows), (SETTLED, settled)):
+            for number, layer in windows.items():
+                if f"{prefix}{number}.keys" in tensors:
+                    content = [tensors[f"{prefix}{number}.{name}"].to(device_of(number)) for name in ("keys", "values")]
+                    layer.lazy_initialization(*content)
+                    layer.keys, layer.values = content
+                    layer.cumulative_length = int(tensors[f"{prefix}{number}.length"])
+        is_settled = self.memory.settled == self.memory.position
+        self._settled = self.memory.settled, self._copies_of_windows() if is_settled else settled
 
     def fits(self, model: Any, state: int) -> bool:
         """Whether the memory is this model's, and its weights and adapters are those with which it began. state: their
@@ -248,6 +311,9 @@ class LandmarkCache(Cache):
         compared: that takes a millisecond.
         """
         state = self._state if is_token and self._state is not None else weights_state(model)
+        if self._model() is None and self._model.digest() == weights_digest(model):  # it was pickled
+            self._be_of(model)
+            self._state = state
         if self._state is None:
             self._state = state
         if not self.fits(model, state):
@@ -269,23 +335,23 @@ class LandmarkCache(Cache):
     def mark(self) -> Mark:
         """The place that is reached, to `fork` from later. It holds the pending tokens and the sliding windows."""
         windows = {number: vars(layer).copy() for number, layer in self._windows.items()}
-        return Mark(self.get_seq_length(), self.memory.position, self.memory.mark(), windows)
+        return Mark(self.memory.tokens_read, self.memory.position, self.memory.mark(), windows)
 
     def add_mark(self) -> None:
         """Keep a mark of the place that is reached; of too many one goes, rather far from the end than near it."""
         if self.marks is None or self.groups:
             return
-        if not self.marks or self.marks[-1].tokens < self.get_seq_length():
+        if not self.marks or self.marks[-1].tokens < self.memory.tokens_read:
             self.marks.append(self.mark())
         if len(self.marks) > MARKS:
-            at, end = [0, *(mark.tokens for mark in self.marks)], self.get_seq_length() + 1
+            at, end = [0, *(mark.tokens for mark in self.marks)], self.memory.tokens_read + 1
             gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
             del self.marks[gaps.index(min(gaps))]
 
     def mark_before(self, tokens: int) -> Mark | None:
         """The last place among the first `tokens` of the text where `fork` can begin; None: there is none."""
-        if isinstance(self.memory, SummaryMemory) and not self.has_windows and self.marks is not None and tokens:
-            return Mark(tokens, tokens, {}, {})
+        if self.marks is not None and not self.has_windows and (at := self.memory.fork_point(tokens)):
+            return Mark(at, at, {}, {})
         marks = [mark for mark in self.marks or [] if mark.tokens <= tokens]
         return marks[-1] if marks and not self.memory.has_dropped else None
 
@@ -296,6 +362,7 @@ class LandmarkCache(Cache):
         forked.marks = [each for each in self.marks or [] if each.tokens <= mark.tokens]
         for number, layer in forked._windows.items():
             vars(layer).update(mark.windows[number])
+        forked._settled = mark.position, forked._copies_of_windows()
         return forked
 
     def select(self, samples: Tensor) -> LandmarkCache:
@@ -310,8 +377,9 @@ class LandmarkCache(Cache):
         if self.ids.numel():
             chosen.ids = self.ids[samples.to(self.ids.device)]
         for number, layer in self._windows.items():
-            chosen.layers[number] = copied = copy.copy(layer)
-            copied.batch_select_indices(samples)
+            chosen.layers[number] = _selected(layer, samples)
+        at, windows = self._settled
+        chosen._settled = at, {number: _selected(layer, samples) for number, layer in windows.items()}
         return chosen
 
     def texts(self, batch: int) -> list[Tensor]:
@@ -371,9 +439,7 @@ class LandmarkCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the text read so far, without landmarks; of a padded batch, padding included."""
-        if self.groups:
-            return self._columns
-        return self.memory.tokens_read
+        return self._columns if self.groups else self.ids.shape[1]
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""
@@ -402,6 +468,33 @@ class LandmarkCache(Cache):
             "PEFT's prefix tuning puts keys before a text, which a landmark memory does not have: generate without "
             "landmarks (past_key_values=DynamicCache())"
         )
+
+
+def _selected(layer: DynamicSlidingWindowLayer, samples: Tensor) -> DynamicSlidingWindowLayer:
+    """A copy of a layer with these samples of the batch."""
+    copied = copy.copy(layer)
+    copied.batch_select_indices(samples)
+    return copied
+
+
+class _ModelRef:
+    """The model of a memory, which no memory holds. Copies refer to the same; a pickled one has the digest alone."""
+
+    def __init__(self, model: PreTrainedModel | None, digest: str | None = None):
+        self._model, self._digest = model if model is None else weakref.ref(model), digest
+
+    def __call__(self) -> PreTrainedModel | None:
+        return None if self._model is None else self._model()
+
+    def digest(self) -> str | None:
+        model = self()
+        return self._digest if model is None else weights_digest(model)
+
+    def __deepcopy__(self, _: Any) -> _ModelRef:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ModelRef, (None, self.digest())
 
 
 def saved_windows(folder: Path, ids_alone: bool = False) -> dict[str, Tensor]:

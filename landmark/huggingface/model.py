@@ -15,6 +15,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow, check_attended, with_landmarks
 from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
@@ -32,13 +33,14 @@ SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 @dataclass(frozen=True)
 class LandmarkSettings:
     """How a model reads with landmarks, as its config.json has it. token: the landmark's id; None: the text has none,
-    and blocks are found by a summary of their keys. block_size: ℓ. local: tokens of a text read at a time.
+    and blocks are found by a summary of their keys (`memory` are then `BlockCacheSettings`). block_size: ℓ. local:
+    tokens of a text read at a time.
     """
 
     token: int | None
     block_size: int = setting(least=1)
     local: int = setting(least=1)
-    memory: MemorySettings = MemorySettings()  # noqa: RUF009 (it is frozen)
+    memory: MemorySettings | BlockCacheSettings = MemorySettings()  # noqa: RUF009 (it is frozen)
 
     def saved(self) -> dict[str, Any]:
         """As config.json has it."""
@@ -84,10 +86,11 @@ class LandmarkModel(_Base):
         return saved_settings(self.config)
 
     def new_memory(self, observer: Observer | None = None, **settings: Any) -> LandmarkCache:
-        """An empty memory. settings: of `MemorySettings`, in place of those that the model was wrapped with."""
+        """An empty memory. settings: in place of those that the model was wrapped with, of `MemorySettings`, or of
+        `BlockCacheSettings` without landmarks.
+        """
         landmarks = self.landmarks
-        memory, has_landmarks = landmarks.memory.updated(settings), landmarks.token is not None
-        return LandmarkCache(cast(Any, self), landmarks.block_size, observer, has_landmarks, **vars(memory))
+        return LandmarkCache(cast(Any, self), landmarks.block_size, landmarks.memory.updated(settings), observer)
 
     def forward(
         self,
@@ -283,6 +286,7 @@ class LandmarkModel(_Base):
                 raise UserError("input_ids: the prompt has no text")
             check_goes_on(ids, kwargs.get("attention_mask"), cache)
             cache.check_model(self)
+            cache.settle()  # so that the answer depends on the text alone
             if not cache.groups:  # room for the answer too, no more than a memory that grows would take
                 new = max((config.max_length or 0) - ids.shape[1], config.max_new_tokens or 0)
                 cache.expect(ids.shape[1] + min(new, ids.shape[1] // 8) - cache.get_seq_length())
@@ -325,7 +329,8 @@ def saved_settings(config: Any) -> LandmarkSettings:
     names = sorted(LandmarkSettings.__dataclass_fields__)  # torch.compile traces no `fields`
     if not isinstance(saved, dict) or sorted(saved) != names:
         raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(names)}")
-    values: dict[str, Any] = {**saved, "memory": MemorySettings().updated(saved["memory"])}
+    kind = BlockCacheSettings if saved["token"] is None else MemorySettings
+    values: dict[str, Any] = {**saved, "memory": kind.from_saved(saved["memory"])}
     return LandmarkSettings(**values)
 
 

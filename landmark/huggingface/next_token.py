@@ -13,7 +13,6 @@ from landmark.huggingface.families import ROUTED
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.memory.graphs import Graphs
 from landmark.memory.store.tiers import new_buffer
-from landmark.memory.summaries import SummaryMemory
 
 
 class NextToken:
@@ -62,9 +61,9 @@ def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None
     quantised; where the batch is padded; and not the first tokens of a text.
     """
     memory, device = cache.memory, ids.device
-    if not isinstance(memory, SummaryMemory) or cache.has_windows or cache.groups:
+    if cache.has_windows or cache.groups or cache.get_seq_length() > memory.tokens_read:
         return None
-    if len(memory.layers) < len(cache.landmark_layers) or not memory.has_token_kernels(device):
+    if memory.num_layers < len(cache.landmark_layers) or not memory.has_token_kernels(device):
         return None
     placed = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(placed) > 1 or getattr(model, "hf_quantizer", None) is not None or torch.is_autocast_enabled(device.type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.utils.hardware import free_memory_bytes
 from landmark.utils.weights import weights_state
 
-BYTES = 4 << 30
+LOG = logging.getLogger(__name__)
+SHARE = 0.5  # of the free memory that is for memories
 
 
 @dataclass(eq=False)
@@ -34,15 +37,19 @@ class _Kept:
 
 
 class PrefixCache:
-    """Memories of the texts that were read last, within a number of bytes; the least recently used go first.
+    """Memories of the texts that were read last, within a number of bytes; the least recently used go first, and the
+    log says so. The last one stays, whatever its size.
 
     `using(ids)` finds the memory that shares the longest beginning with a text. Where the text goes on behind all that
     it has read, that memory itself goes on; else a copy from the last mark before the difference (`mark_before`).
     """
 
-    def __init__(self, model: Any, most_bytes: int = BYTES, **settings: Any):
-        """model: a model with landmarks. settings: of its memories, as of `LandmarkModel.new_memory`."""
-        self.model, self.most_bytes, self.settings = model, most_bytes, settings
+    def __init__(self, model: Any, most_bytes: int | None = None, **settings: Any):
+        """model: a model with landmarks. most_bytes: None: half of the free memory of its device. settings: of its
+        memories, as of `LandmarkModel.new_memory`.
+        """
+        self.model, self.settings = model, settings
+        self.most_bytes = int(SHARE * free_memory_bytes(model.device)) if most_bytes is None else most_bytes
         self._kept: list[_Kept] = []  # the least recently used first
         self.lock = threading.RLock()  # held while a memory is read with; another thread may copy one
 
@@ -80,17 +87,30 @@ class PrefixCache:
         with self.lock:
             return self._best(torch.tensor(list(ids), dtype=torch.int64), owner)[0]
 
+    def has(self, ids: Sequence[int], owner: str = "") -> bool:
+        """Whether a memory has read all of a text; its last tokens may be read again with what follows."""
+        wanted, model = torch.tensor(list(ids), dtype=torch.int64), self._model
+        with self.lock:
+            state = weights_state(model)
+            mine = (each for each in self._kept if each.owner == owner and each.cache.fits(model, state))
+            return any(each.shared(wanted) == len(wanted) for each in mine)
+
+    @property
+    def _model(self) -> Any:
+        """The model without PEFT's wrapper."""
+        return getattr(self.model, "get_base_model", lambda: self.model)()
+
     def _best(self, wanted: Tensor, owner: str) -> tuple[int, _Kept | None, Any]:
         """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
         best: tuple[int, _Kept | None, Any] = (0, None, None)
-        model = getattr(self.model, "get_base_model", lambda: self.model)()  # of PEFT
+        model = self._model
         state = weights_state(model)
         for kept in self._kept:
             if kept.owner != owner or not kept.cache.fits(model, state):
                 continue
             shared, read = kept.shared(wanted), kept.cache.get_seq_length()
-            if shared == read and not kept.in_use and read > best[0]:
-                best = (read, kept, None)
+            if shared == read and not kept.in_use and kept.cache.settled > best[0]:
+                best = (kept.cache.settled, kept, None)
             if (mark := kept.cache.mark_before(shared)) is not None and best[0] < mark.tokens:
                 best = (mark.tokens, kept, mark)
         return best
@@ -105,14 +125,20 @@ class PrefixCache:
             return _Kept(kept.cache.fork(mark), owner)
         self._kept.remove(kept)
         kept.in_use = True
+        kept.cache.settle()
         kept.cache.add_mark()
         return kept
 
     def _drop(self) -> None:
         """Drop the least recently used memories that are too many."""
         total = sum(kept.cache.nbytes for kept in self._kept)
-        for kept in [kept for kept in self._kept if not kept.in_use]:
+        for kept in [kept for kept in self._kept[:-1] if not kept.in_use]:
             if total <= self.most_bytes:
                 return
-            total -= kept.cache.nbytes
+            size, tokens = kept.cache.nbytes, kept.cache.get_seq_length()
+            total -= size
             self._kept.remove(kept)
+            LOG.info(
+                f"a text of {tokens:,} tokens will be read again when it is asked about: memories take more than "
+                f"{self.most_bytes:,} bytes together, its own {size:,}"
+            )

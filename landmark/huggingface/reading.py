@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from landmark.attention import Scoring, Sinks
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface.landmark_cache import Group, LandmarkCache
+from landmark.memory.text_memory import Piece
 from landmark.utils.errors import UserError
 
 
@@ -22,14 +23,6 @@ class Part(NamedTuple):
     rows: Tensor
     ids: Tensor
     cache: LandmarkCache
-    known: bool
-
-
-class Piece(NamedTuple):
-    """Tokens start … stop of a text, read together. known: whether none of them gets logits."""
-
-    start: int
-    stop: int
     known: bool
 
 
@@ -79,8 +72,16 @@ class Reader:
         for text in texts:
             self._check(text[None])
         wanted = mask[:, -kept:].sum(1).tolist()
-        before = [len(text) for text in cache.texts(len(texts))]
-        pieces = [self._pieces(len(x), own, cache, at) for x, own, at in zip(texts, wanted, before, strict=True)]
+        if self._hidden:  # of which all are wanted
+            of_pieces = [len(text) for text in texts]
+        else:
+            of_pieces = [0] * len(texts) if self._known else wanted
+            if any(len(text) > own for text, own in zip(texts, of_pieces, strict=True)):
+                cache.settle()
+        unread = cache.unread(len(texts))
+        texts = [torch.cat([before.to(text.device), text]) for before, text in zip(unread, texts, strict=True)]
+        each_text = zip(cache.of_texts(len(texts)), texts, of_pieces, strict=True)
+        pieces = [own.pieces(len(text), last, self._local) for own, text, last in each_text]
         alike = not cache.groups and bool(mask.all())
         logits, states = [[] for _ in texts], list[list[list[Tensor]]]()
         for step in range(max(map(len, pieces))):
@@ -98,23 +99,6 @@ class Reader:
         hidden = tuple(padded(mask, state) for state in states) if self._hidden else None
         found = padded(mask[:, -kept:], logits)
         return CausalLMOutputWithPast(logits=found, past_key_values=cache, hidden_states=hidden)
-
-    def _pieces(self, length: int, kept: int, cache: LandmarkCache, before: int) -> list[Piece]:
-        """The pieces in which `length` tokens are read, of which the last `kept` get logits.
-
-        Without landmarks, tokens that get none are read in pieces of their own: they may choose blocks together. Such
-        pieces end where a group of queries does, so that the cuts change nothing. before: tokens of the text so far.
-        """
-        step, known = self._local, 0
-        group = None if self._hidden else cache.group(before + length, self._model.device)
-        if group is not None:
-            step, known = max(group, step // group * group), length if self._known else length - kept
-        pieces, start = [], 0
-        while start < known:
-            stop = min(known, start + step - (before + start) % step)
-            pieces.append(Piece(start, stop, True))
-            start = stop
-        return [*pieces, *(Piece(at, min(at + self._local, length), False) for at in range(known, length, self._local))]
 
     def _parts(self, texts: list[Tensor], pieces: list[Piece], cache: LandmarkCache, alike: bool) -> list[Part]:
         """What the texts read in these pieces, in groups that share a memory. alike: whether all do."""

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from landmark.gguf.file import is_gguf, opened
+from landmark.gguf.opening import open_gguf
+from landmark.gguf.tokenizer import tokenizer_of
 from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.files import HASHES, check_files, read_hashes, read_json
 
@@ -20,12 +23,13 @@ _REMEDY = "name the folder of a model, or get it again"
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:
-    """A causal language model from *.safetensors. settings: of `from_pretrained`. Raises UserError for a folder that
-    holds none, is damaged, or names code or another folder.
+    """A causal language model from *.safetensors, or of a .gguf file. settings: of `from_pretrained`. Raises UserError
+    for a folder that holds none, is damaged, or names code or another folder.
     """
     folder = Path(folder)
-    if "gguf_file" not in settings:
-        check_folder(folder)
+    check_folder(folder)
+    if is_gguf(folder):
+        return _open_file(folder, **settings)
     safe = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
     with readable(folder, "causal language model"):
         opened: Any = AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
@@ -35,10 +39,30 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
     return model
 
 
+def _open_file(
+    file: Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device_map: str | torch.device | None = None,
+    attn_implementation: str | None = None,
+    local_files_only: bool = True,
+) -> Any:
+    """The model of a .gguf file. dtype: None or "auto": bfloat16."""
+    kind = torch.bfloat16 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    settings = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    with readable(file, "causal language model"):
+        return open_gguf(file, kind, "cpu" if device_map in (None, "auto") else device_map, **settings)
+
+
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:
-    """The tokenizer of a folder. settings: of `from_pretrained`. Raises UserError where there is none."""
+    """The tokenizer of a folder or of a .gguf file. settings: of `from_pretrained`. Raises UserError where there is
+    none.
+    """
     with readable(folder, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+        if is_gguf(folder):
+            tokenizer = tokenizer_of(opened(folder))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
         tokenizer("a")  # settings of a wrong type show when a text is read
         return tokenizer
 
@@ -58,7 +82,12 @@ def readable(folder: str | Path, what: str) -> Iterator[None]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UserError where a folder names code or weights outside of it (the hub's links may), or has changed."""
+    """Raise UserError where a folder names code or weights outside of it (the hub's links may), or has changed, or a
+    .gguf file is not whole.
+    """
+    if is_gguf(folder):
+        opened(folder)
+        return
     if (folder / ADAPTER).exists():
         raise UserError(
             f"{folder} is an adapter, which names another model: load that model, and the adapter with peft"

@@ -22,12 +22,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from landmark.blocks.settings import BlockCacheSettings
+from landmark.gguf.opening import is_quantised
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import FAMILIES, check_model
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
 from landmark.huggingface.safe_loading import check_folder, open_model, open_tokenizer, readable
-from landmark.memory.settings import TRAINING_FREE, MemorySettings
+from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
@@ -57,8 +59,8 @@ def wrap(
 
     tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others. landmarks: "token", one stands
     after each block, which the model must first learn to use; "none", blocks are found training-free by a summary of
-    their keys. block_size: ℓ (None: 63, without landmarks 32). memory: settings of `MemorySettings`, as {"k": 4};
-    others have their defaults, without landmarks those of `TRAINING_FREE`. local: tokens of a prompt read at a time
+    their keys. block_size: ℓ (None: 63, without landmarks 32). memory: settings of `MemorySettings`, as {"k": 4},
+    without landmarks of `BlockCacheSettings`; others have their defaults. local: tokens of a prompt read at a time
     (None: 250, without landmarks 2048). Raises UserError for a model or settings that do not fit, and for a tokenizer
     with the token.
     """
@@ -71,6 +73,11 @@ def wrap(
     local = CHUNK[landmarks] if local is None else local
     if landmarks == "none":
         return attach(model, without_landmarks(block_size, local, memory))
+    if is_quantised(model):
+        raise UserError(
+            "the model's embeddings are those of a .gguf file, so none can be added: expand them, with "
+            "landmark.huggingface.load(file, dtype=torch.float32), and unwrap that model"
+        )
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
@@ -92,10 +99,8 @@ def wrap(
 def without_landmarks(
     block_size: int, local: int = CHUNK["none"], memory: Mapping[str, Any] | None = None
 ) -> LandmarkSettings:
-    """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
-    if (memory or {}).get("window", 0) is None:
-        raise UserError("memory.window=null: the model reads a text with no landmarks, so it must be a number")
-    return LandmarkSettings(None, block_size, local, TRAINING_FREE.updated(memory or {}))
+    """The settings of a model that reads without landmarks, as of `wrap`. memory: of `BlockCacheSettings`."""
+    return LandmarkSettings(None, block_size, local, BlockCacheSettings().updated(memory or {}))
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
@@ -157,9 +162,6 @@ def check_settings(settings: LandmarkSettings) -> None:
     for item in fields(settings):
         if item.name != "memory":  # which checks itself
             check_field(item.name, getattr(settings, item.name), item)
-    if (settings.token is None) != (settings.memory.window is not None):
-        has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be null"
-        raise UserError(f"{settings.memory.shown('window')}: the model reads a text with {has}")
 
 
 def _own_forward(model: PreTrainedModel) -> bool:

@@ -40,7 +40,7 @@ def inspect_text(
     """
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     tokens = np.concatenate([np.array(tokenizer.beginning, dtype=tokens.dtype), tokens])
-    title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
+    title = "prompt" if config.prompt_file is None else config.prompt_file.name
     path = output / "inspect" / f"{Path(title).stem}-{run}.html"
     trace = trace_retrieval(
         model, tokens, config.eval.local or DEFAULT_CHUNK, **vars(memory_settings(config)), progress=progress

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from landmark.memory import Memory, SummaryMemory
 from landmark.memory.retrievals import Retrieval
+from landmark.memory.text_memory import TextMemory
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
@@ -58,11 +58,8 @@ def trace_retrieval(
     block_size = _check_model(model, k)
     recorder = _Recorder()
     memory: Any = model.new_memory(k=k, **settings, observer=recorder)
-    inner: Memory | SummaryMemory = getattr(memory, "memory", memory)  # a cache of transformers has one
-    if isinstance(inner, Memory):
-        inner.backend = "blockwise"  # "triton" gives observers no weights
-    else:  # a query of another block sees another window
-        inner.dense, local = 0, block_size
+    inner: TextMemory = getattr(memory, "memory", memory)  # a cache of transformers has one
+    local = inner.observe(local)
     _check_text(model, inner, len(tokens), local, k)
     recorder.expect(model, k, len(tokens) + (inner.width - block_size) * (len(tokens) // block_size))
     text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
@@ -112,7 +109,7 @@ def _check_model(model: LanguageModel, k: int) -> int:
     return shape.block_size
 
 
-def _check_text(model: LanguageModel, memory: Memory | SummaryMemory, count: int, local: int, k: int) -> None:
+def _check_text(model: LanguageModel, memory: TextMemory, count: int, local: int, k: int) -> None:
     """Raise UserError where no token of the text retrieves, and where a page cannot show all that is retrieved."""
     shape = model.config
     assert shape.block_size is not None

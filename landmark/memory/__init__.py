@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from landmark.memory.memory import Memory
     from landmark.memory.recurrent import RecurrentMemory, SinkMemory, UnlimitedMemory
     from landmark.memory.store import Store
-    from landmark.memory.summaries import SummaryMemory
 
 __all__ = [
     "Memory",
@@ -15,7 +14,6 @@ __all__ = [
     "SinkMemory",
     "Stingy",
     "Store",
-    "SummaryMemory",
     "TruePositions",
     "UnlimitedMemory",
 ]

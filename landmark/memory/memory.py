@@ -1,6 +1,7 @@
 """Landmark memory: read a text of any length in chunks, and retrieve a few earlier blocks (paper, Section 3.2)."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from landmark.memory.select import Best, Faiss, Given, MeanKeys, Newest, Random,
 from landmark.memory.settings import MemorySettings
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.tiers import TierCounts
-from landmark.memory.summaries import SummaryMemory
+from landmark.memory.text_memory import Piece
 from landmark.utils.errors import UserError
 
 
@@ -48,7 +49,8 @@ class Memory:
     """
 
     cutoff: float = 0.0
-    has_gradient = False  # of `attend`; landmark/extensions/training_with_memory.py
+    is_rotated = False  # it assigns positions
+    has_gradient = False  # of a chunk's queries, keys and values in `attend`; blocks carry none
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Memory:
         self.block_size, self.k, self.select, self.keys = block_size, k, select, keys or Keys()
         self.positions, self.store, self.gate, self.scoring = positions, store, gate, scoring
         self.backend, self.observer = backend, observer
-        self.model: Callable[[], str] | None = None
+        self.model: Callable[[], str | None] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -125,6 +127,11 @@ class Memory:
         return self.position - max((layer.num_pending for layer in self.layers.values()), default=0)
 
     @property
+    def num_layers(self) -> int:
+        """Layers that have read something."""
+        return len(self.layers)
+
+    @property
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
         return max((len(layer.pending[0]) for layer in self.layers.values() if layer.pending is not None), default=0)
@@ -132,6 +139,18 @@ class Memory:
     def expect(self, tokens: int) -> None:
         """Make room for so many tokens more, without landmarks, when the next blocks are stored."""
         self._expected = max(self._expected, (self.tokens_read + tokens) // self.block_size)
+
+    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
+        """As many tokens at a time as are wanted: where a chunk ends decides what its queries see."""
+        return [Piece(start, min(start + most, length), False) for start in range(0, length, most)]
+
+    def begin(self, known: bool) -> None:
+        """Nothing: all tokens choose alike."""
+
+    def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
+        """`attend` in a layer whose scale may differ. scoring: of the layer."""
+        rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
+        return self.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
         """Attention (B, H, T, d) of a chunk to itself, to the pending tokens before it and to the blocks it retrieves.
@@ -292,6 +311,40 @@ class Memory:
         return self._copy(samples, self.position, self.mark())
 
     @property
+    def settled(self) -> int:
+        """All positions: a chunk's queries see nothing of a later one."""
+        return self.position
+
+    @property
+    def unrotated_layers(self) -> frozenset[int]:
+        return self.keys.unrotated_layers
+
+    def settle(self, at: int | None = None) -> None:
+        """Nothing: see `settled`."""
+
+    def is_end(self, tokens: int, local: int) -> bool:
+        """Whether another text may go on here: behind a whole chunk, so that its chunks are those of a new text."""
+        return tokens == local
+
+    def fork_point(self, tokens: int) -> int:
+        """0: a copy begins at a mark."""
+        return 0
+
+    def has_token_kernels(self, device: torch.device) -> bool:
+        return False
+
+    def ready_for_token(self) -> tuple[int, ...]:
+        raise RuntimeError("a landmark memory has no kernels of a token")
+
+    def took_token(self) -> None:
+        raise RuntimeError("a landmark memory has no kernels of a token")
+
+    def observe(self, local: int) -> int:
+        """Let observers have weights, which Triton's kernels do not give."""
+        self.backend = "blockwise"
+        return local
+
+    @property
     def has_dropped(self) -> bool:
         """Whether the oldest blocks were dropped."""
         return any(len(layer.store) < layer.store.added for layer in self.layers.values())
@@ -354,18 +407,8 @@ class Memory:
             raise RuntimeError("a commit failed and layers differ: load the memory again, or reset() it")
 
 
-def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory | SummaryMemory:
-    """A memory with these settings.
-
-    objects: keys, gate, scoring, backend and observer, as of `Memory`. Without landmarks, with a `window`: positions,
-    frequencies, unrotated_layers and observer, as of `SummaryMemory`. Raises UserError where these do not fit.
-    """
-    if (settings.window is None) == ("frequencies" in objects):
-        has = "has no landmarks" if settings.window is None else "has landmarks"
-        raise UserError(f"{settings.shown('window')}: the text that this model reads {has}")
-    if settings.window is not None:
-        own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
-        return SummaryMemory(block_size, **own, **objects)
+def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory:
+    """A memory with these settings. objects: keys, gate, scoring, backend and observer, as of `Memory`."""
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     tied = (0,) if objects.setdefault("keys", Keys()).landmark == "token" else ()
     best = Best(settings.granularity, tied)

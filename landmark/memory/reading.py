@@ -32,25 +32,18 @@ WeightedSum = Callable[[Tensor], Tensor]
 """Of weights (B, H, T, q) of blocks, the sum of the blocks' outputs (B, H, T, d)."""
 
 
-def rotated_for_local_attention(question: Question, k: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Queries (B, H, T, d) and keys (B, H_kv, pending + T, d) at their positions, with means in landmarks' keys."""
-    width, pending = question.block_size + 1, k.shape[2] - question.q.shape[2]
+def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d) and log-sum-exp (B, H, T) of the queries of a question.
+
+    k, v: (B, H_kv, pending + T, d), of pending tokens and chunk, k not rotated.
+    """
+    pending, width = k.shape[2] - question.q.shape[2], question.block_size + 1
     factors = question.rotary(0, k.shape[2], question.q)
     q, k = rotate(question.q, factors[pending:]), rotate(k, factors)
     complete = k.shape[2] // width * width
     if keys.landmark != "token" and complete:
         blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), question.gate.of_landmark)
         k = torch.cat([blocks.flatten(2, 3), k[:, :, complete:]], 2)
-    return q, k
-
-
-def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and log-sum-exp (B, H, T) of the queries of a question.
-
-    k, v: (B, H_kv, pending + T, d), of pending tokens and chunk, k not rotated.
-    """
-    q, k = rotated_for_local_attention(question, k, keys)
-    pending, width = k.shape[2] - q.shape[2], question.block_size + 1
     seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if question.backend != "triton" and k.shape[2] <= width and seen == total and not needs_gradient:

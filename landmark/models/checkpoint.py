@@ -141,9 +141,10 @@ def load(
 
 
 def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageModel:
-    if not folder.is_dir():
+    is_file = folder.suffix == ".gguf" and folder.is_file()
+    if not is_file and not folder.is_dir():
         raise UserError(f"{folder} is no folder: name the folder of a finished run")
-    if "model_type" in read_json(folder / CONFIG, {}, "name the folder of a finished run"):
+    if is_file or "model_type" in read_json(folder / CONFIG, {}, "name the folder of a finished run"):
         from landmark.models.pretrained import load_pretrained
 
         return load_pretrained(folder, expected, getattr(torch, dtype))

@@ -186,17 +186,14 @@ class Decoder(LanguageModel):
             reading = MemorySettings().updated(settings)
             if reading.cutoff and not config.cmt:
                 raise UserError(f"{reading.shown('cutoff')}: this model has no context miss token")
-            memory = memory_of(config.landmarks.block_size, reading, **self.memory_objects(reading) | given)
+            objects = {"keys": self.keys, "gate": self.gate, "backend": config.backend} | given
+            memory = memory_of(config.landmarks.block_size, reading, **objects)
             assert isinstance(memory, Memory)
             memory.model = self.fingerprint
             return memory
         if config.recurrence is not None:
             return RecurrentMemory(config.recurrence.cache, keys=self.keys)
         return SinkMemory(**settings, keys=self.keys) if settings else None
-
-    def memory_objects(self, settings: MemorySettings) -> dict[str, Any]:
-        """What a memory with these settings has of the model: arguments of `memory_of`."""
-        return {"keys": self.keys, "gate": self.gate, "backend": self.config.backend}
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
         return UnlimitedMemory(tokens, keys=self.keys)
@@ -346,10 +343,16 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window. The keys and
-        values of earlier windows carry no gradient, so backward can be called on each loss before the next is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window, and a landmark model
+        with `batch.local` so many tokens at a time, with a memory. The keys and values of earlier windows carry no
+        gradient, so backward can be called on each loss before the next is computed.
         """
-        if self.config.recurrence is None:
+        if batch.local is not None:
+            memory = self.new_memory(k=batch.top_k)
+            assert isinstance(memory, Memory)
+            memory.has_gradient = True
+            yield from self.losses_of_chunks(batch, batch.local, memory)
+        elif self.config.recurrence is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
             yield self.loss(hidden, batch.targets, batch.weights)

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,46 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landmark.answering.sampling import Chooser, Sampling, follow
 from landmark.models.config import DecoderConfig
-from landmark.utils.constants import DEFAULT_CHUNK, LEAST_TEMPERATURE, NO_LOSS
+from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
 from landmark.utils.errors import UserError
-from landmark.utils.setting import check_field, setting
 from landmark.utils.window_batch import WindowBatch
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. Raises UserError for a setting out of range.
-
-    temperature: divides the logits; 0: the most probable token is chosen. top_k: of the most probable tokens one is
-    drawn. top_p: of the most probable ones that together have this probability. seed: with a prompt's number it seeds
-    the prompt's own random numbers, which do not depend on other prompts.
-    """
-
-    temperature: float = setting(0.0, least=0)
-    top_k: int | None = setting(None, least=1)
-    top_p: float = setting(1.0, above=0, most=1)
-    seed: int = 0
-
-    def __post_init__(self):
-        for item in fields(self):
-            check_field(f"generate.{item.name}", getattr(self, item.name), item)
-
-    def generator(self, prompt: int) -> torch.Generator:
-        """The random numbers for the prompt with this number."""
-        entropy = np.random.SeedSequence([self.seed, prompt]).generate_state(1, np.uint64)
-        return torch.Generator().manual_seed(int(entropy[0] >> np.uint64(1)))
-
-    def draw(self, logits: Tensor, generator: torch.Generator) -> int:
-        """Draw a token. logits: (V,). Of equally probable tokens the lower id comes first."""
-        if self.temperature < LEAST_TEMPERATURE:
-            return int(logits.argmax())
-        ordered, tokens = logits.double().cpu().sort(descending=True, stable=True)
-        probabilities = (ordered[: self.top_k] / self.temperature).softmax(0)
-        before = probabilities.cumsum(0) - probabilities
-        probabilities = probabilities * (before < self.top_p)
-        return int(tokens[probabilities.multinomial(1, generator=generator)])
-
 
 Prompts = Tensor | Sequence[Tensor | np.ndarray | Sequence[int]]
 Progress = Callable[[int, int], None]
@@ -94,6 +58,12 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
         raise NotImplementedError
+
+    def stops(self, memory: Any, length: int, local: int | None = None) -> list[int]:
+        """Where the reading of `length` tokens more is cut; the last is `length`. local: as of `stream`."""
+        usual = {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}
+        step = local or usual.get(self.config.kind, length)
+        return [*range(step, length, step), length]
 
     def read_on(self, tokens: Tensor, memory: Any) -> None:
         """Read raw ids (B, T) of a text that goes on, so that no logits are needed."""
@@ -149,48 +119,39 @@ class LanguageModel(nn.Module):
         groups = [list(same) for _, same in itertools.groupby(by_length, key=lambda n: len(rows[n]))]
         if memory is not None and not callable(memory) and len(groups) > 1:
             raise UserError("prompts of several lengths cannot continue one memory: pass a function for memories")
-        device, generators = next(self.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
-        states: list[tuple[list[int], Callable[[Tensor], Tensor], Tensor]] = []
-        read, total = 0, sum(map(len, rows))
+        texts, before, total = list[Iterator[list[int | None]]](), 0, sum(map(len, rows))
         for group in groups:
-            together = torch.stack([rows[n] for n in group])
-            length = together.shape[1]
-            group_memory = memory() if callable(memory) else memory
-            if group_memory is None:
-                group_memory = self.new_memory()
-            if group_memory is None:
-                group_memory = self.unlimited_memory(length + tokens)
-            self.announce(group_memory, length + tokens)
-            usual = {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}
-            chunks = together.to(device).split(local or usual.get(self.config.kind, length), 1)
-            for chunk in chunks:
-                if chunk is chunks[-1]:
-                    logits = self(chunk, memory=group_memory, last=True)
-                    states.append((group, self.reading(group_memory), logits))
+            together = torch.stack([rows[n] for n in group]).to(next(self.parameters()).device)
+            kept, length = self._memory_for(memory, together.shape[1] + tokens), together.shape[1]
+            for start, end in itertools.pairwise([0, *self.stops(kept, length, local)]):
+                if end < length:
+                    self.read_on(together[:, start:end], kept)
                 else:
-                    self.read_on(chunk, group_memory)
-                read += chunk.numel()
+                    logits = self(together[:, start:], memory=kept, last=True)[:, -1]
+                    choose = [Chooser(sampling, rows[n].tolist(), n, self.config.landmark_id) for n in group]
+                    texts.append(follow(logits, self._next_logits(kept), choose, tokens, stop))
                 if progress is not None:
-                    progress(read, total)
-        ended = [False] * len(rows)
-        for step in range(tokens):
+                    progress(before + end * len(group), total)
+            before += together.numel()
+        for step in itertools.zip_longest(*texts):
             chosen: list[int | None] = [None] * len(rows)
-            for number, (group, read_next, logits) in enumerate(states):
-                if all(ended[n] for n in group):
-                    continue
-                scores = logits[:, -1]
-                if self.config.landmark_id is not None:  # which is never predicted
-                    scores = scores.clone()
-                    scores[:, self.config.landmark_id] = -torch.inf
-                drawn = [sampling.draw(row, generators[n]) for n, row in zip(group, scores, strict=True)]
-                for n, token in zip(group, drawn, strict=True):
-                    ended[n] = ended[n] or token in stop
-                    chosen[n] = None if ended[n] else token
-                if step + 1 < tokens and not all(ended[n] for n in group):
-                    states[number] = group, read_next, read_next(torch.tensor(drawn, device=device)[:, None])
-            if all(ended):
-                return
+            for group, of_group in zip(groups, step, strict=True):
+                for n, token in zip(group, of_group or ()):
+                    chosen[n] = token
             yield chosen
+
+    def _memory_for(self, memory: Any, tokens: int) -> Any:
+        """The memory, or a new one, that is to read so many tokens. memory: as of `stream`."""
+        memory = memory() if callable(memory) else memory
+        memory = self.new_memory() if memory is None else memory
+        memory = self.unlimited_memory(tokens) if memory is None else memory
+        self.announce(memory, tokens)
+        return memory
+
+    def _next_logits(self, memory: Any) -> Callable[[Tensor], Tensor]:
+        """What reads a token of each text (B, 1), and returns the logits (B, V) after it."""
+        read = self.reading(memory)
+        return lambda tokens: read(tokens)[:, -1]
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

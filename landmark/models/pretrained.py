@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
+from landmark.gguf.file import is_gguf, opened
+from landmark.gguf.opening import empty_model
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
-from landmark.huggingface.families import head_dim
+from landmark.huggingface.families import check_model, head_dim
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import check_folder, open_model, readable
 from landmark.huggingface.wrapping import without_landmarks
+from landmark.models import head_loss
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -46,6 +50,7 @@ class Pretrained(LanguageModel):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.config = _shape(self.bare)
+        self._scales = False  # whether logits are known to be other than products with the head's weight
 
     @property
     def has_adapters(self) -> bool:
@@ -71,6 +76,11 @@ class Pretrained(LanguageModel):
         if isinstance(memory, LandmarkCache):
             memory.expect(tokens)
 
+    def stops(self, memory: Any, length: int, local: int | None = None) -> list[int]:
+        if isinstance(memory, LandmarkCache) and self.config.landmark_id is None:
+            return memory.stops(length)
+        return super().stops(memory, length, local)
+
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
         if memory is None and self.config.landmark_id is not None:
@@ -78,12 +88,14 @@ class Pretrained(LanguageModel):
             tokens, own = insert_landmarks(tokens, 0, landmarks.block_size, landmarks.token)
             phase = torch.zeros(len(tokens), dtype=torch.int64)
             return self.model(tokens, phase=phase, logits_to_keep=own[-1:] if last else own).logits
-        if isinstance(memory, LandmarkCache):
+        if isinstance(memory, LandmarkCache) and self.config.landmark_id is not None:
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
     def read_on(self, tokens: Tensor, memory: Any) -> None:
-        known = {"local": tokens.shape[1], "known": True} if isinstance(memory, LandmarkCache) else {}
+        known: dict[str, Any] = {"known": True} if isinstance(memory, LandmarkCache) else {}
+        if known and self.config.landmark_id is not None:
+            known["local"] = tokens.shape[1]
         self.model(tokens, past_key_values=memory, use_cache=True, logits_to_keep=1, **known)
 
     def unlimited_memory(self, tokens: int) -> DynamicCache:
@@ -91,8 +103,41 @@ class Pretrained(LanguageModel):
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         settings = {} if batch.phase is None else {"phase": batch.phase}
-        logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
-        yield summed_loss(logits, batch.targets, batch.weights)
+        hidden = None
+        if batch.targets.numel() * self.config.vocab_size > head_loss.AT_ONCE:
+            hidden = self._before_head(input_ids=batch.tokens, use_cache=False, **settings)
+        if hidden is None:
+            logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
+            yield summed_loss(logits, batch.targets, batch.weights)
+        else:
+            weight = self.bare.get_output_embeddings().weight
+            yield head_loss.head_loss(hidden, weight, batch.targets, batch.weights)
+
+    def _before_head(self, **windows: Any) -> Tensor | None:
+        """Hidden states (B, T, D) whose products with the head's weight are the logits; None: they are not all."""
+        head, seen = self.bare.get_output_embeddings(), []
+
+        def of_last(_: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
+            seen.append(hidden[0])
+            return (hidden[0][:, -1:],)
+
+        def products(_: nn.Module, hidden: tuple[Tensor], found: Tensor) -> None:
+            seen.append(found)
+
+        if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor) or self._scales:
+            return None
+        hooks = (
+            head.register_forward_pre_hook(of_last),
+            head.register_forward_hook(lambda *given: seen.append(given[2])),
+        )
+        try:
+            logits = self.model(**windows).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        hidden, of_head = seen
+        self._scales = logits is not of_head  # it divides them, or caps them
+        return None if self._scales else hidden
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:
         """Merge adapters, and write the files of transformers, each whole or not at all, config.json last."""
@@ -118,13 +163,28 @@ def size_of(name: str) -> tuple[int, int, DecoderConfig]:
 
     name: its folder, or its name on the hub. Raises UserError where none is.
     """
-    check_folder(folder := folder_of(name))
-    with readable(name, "model"), torch.device("meta"):
-        said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
+    model = _without_weights(name)
+    with readable(name, "model"):
         ends = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
         total = sum(parameter.numel() for parameter in model.parameters())
         return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
+
+
+@functools.cache
+def check_landmarks(name: str) -> None:
+    """Raise UserError where a model cannot have landmarks. name: its folder, or its name on the hub."""
+    if not isinstance(model := _without_weights(name), LandmarkModel):
+        check_model(model)
+
+
+@functools.cache
+def _without_weights(name: str) -> Any:
+    check_folder(folder := folder_of(name))
+    with readable(name, "model"), torch.device("meta"):
+        if is_gguf(folder):
+            return empty_model(folder, torch.float32)
+        said = read_json(folder / "config.json", {"model_type": str}, "name the folder of a model")
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**said))
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
@@ -190,7 +250,9 @@ def load_pretrained(
 
 def weights_sha256(name: str) -> str:
     """Hex SHA-256 of the content of a model's files, which does not depend on their folder."""
-    check_files(folder := folder_of(name))
+    if is_gguf(folder := folder_of(name)):
+        return opened(folder).sha256
+    check_files(folder)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
         raise UserError(f"model.name={name}: {folder} holds no config.json with *.safetensors beside it")

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_named
 
+DTYPES = "auto", "float32", "bfloat16", "float16"
+STOPPED = 10  # seconds after Ctrl-C in which running answers end: that of one step of the model
+
 
 def main() -> None:
     """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas."""
-    parser = argparse.ArgumentParser(prog="python -m landmark.serving", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m landmark.serving", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("model", help="folder of a model, a .gguf file, or a name on the hub")
     parser.add_argument("--memories", type=Path, default=Path("memories"), help="folder of documents")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--device", default="cpu", help="as cuda:0")
+    parser.add_argument("--host", default="127.0.0.1", help="address at which clients ask")
+    parser.add_argument("--port", type=int, default=8000, help="its port")
+    parser.add_argument("--device", default="cpu", help="where the model computes, as cuda:0")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are saved")
     limits = [item for item in fields(ServerSettings) if item.metadata]
     for item in limits:
-        parser.add_argument(f"--{item.name}", type=int, default=item.default, help=item.metadata["about"])
+        choices, about = item.metadata.get("choices"), item.metadata["about"]
+        said = {"type": str if choices else int, "choices": choices, "default": item.default, "help": about}
+        parser.add_argument(f"--{item.name}", **said)
     given = parser.parse_args()
     try:
         keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
@@ -38,11 +49,22 @@ def main() -> None:
             raise UserError(f"{error.name} is not installed: pip install 'landmark[serve]'") from error
         from landmark.huggingface import load
 
-        model, tokenizer = load(given.model, device_map=given.device)
-        app = make_app(model, tokenizer, settings, Path(given.model).name)
+        model, tokenizer = load(given.model, device_map=given.device, dtype=given.dtype)
+        app = make_app(model, tokenizer, settings, given.model)
     except UserError as error:
         parser.exit(2, f"{error}\n")
-    uvicorn.run(app, host=given.host, port=given.port)
+    logging.basicConfig(format="%(levelname)s:     %(message)s")
+    logging.getLogger("landmark").setLevel(logging.INFO)
+    server = uvicorn.Server(uvicorn.Config(app, given.host, given.port, timeout_graceful_shutdown=STOPPED))
+    end = server.handle_exit
+
+    def stop(sig: int, frame: Any) -> None:
+        app.state.service.stop()  # or the server would wait for the answers that are made
+        end(sig, frame)
+
+    server.handle_exit = stop
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
+        server.run()
 
 
 if __name__ == "__main__":

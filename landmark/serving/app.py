@@ -1,17 +1,13 @@
 """The application: OpenAI's completions and chat completions, with documents."""
 
+import asyncio
 import hmac
-import itertools
-import threading
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import anyio
-import torch
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -19,11 +15,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from landmark.answering.answering import Gone
+from landmark.documents import document_of
 from landmark.serving import responses
-from landmark.serving.answering import Answer, Answering, Gone, Piece, Sampling
-from landmark.serving.memories import Failed, Full, Memories, Missing, ServerSettings
+from landmark.serving.memories import Failed, Full, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
-from landmark.utils.chats import Separation
+from landmark.serving.service import SILENCE, Reading, Service
 from landmark.utils.errors import UserError
 
 OPEN = "/health", "/docs", "/openapi.json"  # for everybody
@@ -34,165 +31,168 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     one that the same key sent before is read from there on. A request may have `document`, a name to which a text was
     put at /v1/documents: the prompt is read after it.
     """
-    answering, memories = Answering(model, tokenizer, settings.reuse), Memories(settings, model)
-    described = {"id": name, "object": "model", "created": 0, "owned_by": "landmark"}
+    service = Service(model, tokenizer, settings, name)
 
     @asynccontextmanager
     async def while_it_serves(_: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = settings.requests
         yield
-        memories.close()
+        service.memories.close()
 
     app = FastAPI(title="landmark", redoc_url=None, lifespan=while_it_serves)
+    app.state.service = service
     app.add_middleware(Guard, keys=settings.keys, most=settings.body)
     # Pages of any origin may ask: they must know a key. It stands before the guard, because preflights have no key.
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     answer_errors(app)
-
-    async def key(request: Request) -> str:
-        return str(key_of(request.headers, settings.keys))  # or Guard had answered
-
-    def complete(asked: Asked, client: str, gone: threading.Event) -> Any:
-        """The response to a request; of a stream, where its first token is there."""
-        if asked.model not in (None, "", name):
-            raise _no_model(asked.model)
-        is_chat = isinstance(asked, Chat)
-        document = [] if asked.document is None else memories.ids(client, asked.document)
-        ids, chats, counts = [*document, *_prompt(asked, not document)], answering.chats, list[int]()
-        answer = Answer(Separation(chats if is_chat else None, is_chat and chats.opens_reasoning(ids)))
-        head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": name,
-        }
-        pieces = _pieces(asked, client, len(document), ids, answer, counts, gone)
-        first = next(pieces)  # errors before the first token have a status of their own
-        every = itertools.chain([first], pieces)
-        response = responses.Response(every, answer, counts, head, is_chat)
-        if not asked.stream:
-            return response.whole()
-        with_usage = bool((asked.stream_options or {}).get("include_usage"))
-        return _Stream(response.events(with_usage), pieces)
-
-    def _pieces(
-        asked: Asked,
-        client: str,
-        document: int,
-        ids: list[int],
-        answer: Answer,
-        counts: list[int],
-        gone: threading.Event,
-    ) -> Generator[Piece]:
-        """Pieces of the answer. document: ids that begin the prompt. counts: gets its tokens, all and known."""
-        most = min(asked.most or settings.tokens, settings.tokens)
-        stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
-        drawing = asked.top_p, max(0, asked.top_k), asked.min_p, asked.repetition_penalty
-        sampling = Sampling(most, asked.temperature, *drawing, stop)
-        generator = torch.Generator()
-        generator.manual_seed(generator.seed() if asked.seed is None else asked.seed)
-        if asked.document is not None and answering.prefixes.longest(ids, client) < document:
-            answering.prefixes.add(memories.memory(client, asked.document), client)
-        with answering.prefixes.using(ids, client) as cache:
-            counts += [len(ids), cache.get_seq_length()]
-            yield from answering.answer(ids, cache, answer, sampling, generator, gone)
-
-    def _prompt(asked: Asked, begins: bool) -> list[int]:
-        """The ids of the prompt. begins: no document comes before it."""
-        if isinstance(asked, Completion):
-            return answering.ids(asked.prompt, begins)
-        assert isinstance(asked, Chat)
-        messages = [message.as_dict() for message in asked.messages]
-        return answering.chats.ids(messages, begins, **asked.chat_template_kwargs)
-
-    def _no_model(asked: str) -> Missing:
-        return Missing(f"there is no model {asked}: this server has {name}")
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    # Answered without a thread, while all threads have requests that wait for the model.
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [described]}
-
-    @app.get("/v1/models/{asked:path}")
-    async def retrieve_model(asked: str) -> dict[str, Any]:
-        if asked != name:
-            raise _no_model(asked)
-        return described
-
-    @app.post("/v1/completions")
-    async def completions(asked: Completion, client: Annotated[str, Depends(key)], request: Request) -> Any:
-        return await while_connected(request, lambda gone: complete(asked, client, gone))
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(asked: Chat, client: Annotated[str, Depends(key)], request: Request) -> Any:
-        return await while_connected(request, lambda gone: complete(asked, client, gone))
-
-    @app.put("/v1/documents/{name}")
-    async def put_document(name: str, client: Annotated[str, Depends(key)], request: Request) -> dict[str, Any]:
-        """The body is the text itself; the document has the name that is given."""
-        try:
-            text = (await request.body()).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UserError(f"the document is not text in UTF-8 ({error.reason} at byte {error.start})") from error
-
-        def add(gone: threading.Event) -> dict[str, Any]:
-            ids = answering.chats.text_ids(text)
-            answering.ids(ids)  # or they are refused
-            memories.check_room(client, name, answering.bytes_of(len(ids)))
-            with answering.prefixes.using(ids, client) as cache:
-                answering.read(ids[cache.get_seq_length() :], cache, gone)
-                memories.save(client, name, cache)
-            return {"id": name, "object": "document", "tokens": len(ids)}
-
-        return await while_connected(request, add)
-
-    @app.get("/v1/documents")
-    def list_documents(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
-        found = memories.list(client).items()
-        return {"object": "list", "data": [{"id": id, "object": "document", "tokens": tokens} for id, tokens in found]}
-
-    @app.delete("/v1/documents/{name}")
-    def delete_document(name: str, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
-        memories.delete(client, name)
-        return {"id": name, "object": "document", "deleted": True}
-
+    app.include_router(routes)
     return app
 
 
-class _Stream(StreamingResponse):
-    """The events of a streamed answer. Where the client goes away, the memory that answers is free again at once."""
+async def _service(request: Request) -> Service:
+    return request.app.state.service
 
-    def __init__(self, events: Generator[str], pieces: Generator[Piece]):
-        super().__init__(events, media_type="text/event-stream")
-        self._generators = events, pieces
+
+async def _client(request: Request) -> str:
+    """The key of a request: Guard had answered without one."""
+    return str(key_of(request.headers, request.app.state.service.settings.keys))
+
+
+Serving = Annotated[Service, Depends(_service)]
+Client = Annotated[str, Depends(_client)]
+routes = APIRouter()
+
+
+@routes.get("/health")
+async def health() -> dict[str, str]:
+    """Whether the server runs; needs no key."""
+    return {"status": "ok"}
+
+
+# Answered without a thread, while all threads have requests that wait for the model.
+@routes.get("/v1/models")
+async def models(service: Serving) -> dict[str, Any]:
+    """The one model."""
+    return {"object": "list", "data": [_described(service)]}
+
+
+@routes.get("/v1/models/{asked:path}")
+async def retrieve_model(asked: str, service: Serving) -> dict[str, Any]:
+    """The model, by its name."""
+    service.check_model(asked)
+    return _described(service)
+
+
+def _described(service: Service) -> dict[str, Any]:
+    return {"id": service.names[0], "object": "model", "created": 0, "owned_by": "landmark"}
+
+
+@routes.post("/v1/completions")
+async def completions(asked: Completion, service: Serving, client: Client, request: Request) -> Any:
+    """What follows a text."""
+    return await _complete(asked, service, client, request)
+
+
+@routes.post("/v1/chat/completions")
+async def chat_completions(asked: Chat, service: Serving, client: Client, request: Request) -> Any:
+    """The answer to messages."""
+    return await _complete(asked, service, client, request)
+
+
+async def _complete(asked: Asked, service: Service, client: str, request: Request) -> Any:
+    reading = service.reading("a prompt")
+
+    def complete() -> Any:
+        response = service.complete(asked, client, reading)
+        if not asked.stream:
+            return response.whole()
+        events = response.events(bool((asked.stream_options or {}).get("include_usage")))
+        return Stream(reading, events, response.deltas)
+
+    return await while_connected(request, reading, complete)
+
+
+@routes.put("/v1/documents/{name}")
+async def put_document(name: str, service: Serving, client: Client, request: Request, stream: bool = False) -> Any:
+    """The body is the file itself, text or one of `landmark.documents`; the document has the name that is given.
+    stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
+    """
+    text = (await run_in_threadpool(document_of, await request.body(), name)).text
+    reading = service.reading(f"document {name}")
+    add = lambda: service.add_document(client, name, text, reading)  # noqa: E731
+    if stream:
+        return Stream(reading, responses.events_of(add), is_document=True)
+    return await while_connected(request, reading, add)
+
+
+@routes.get("/v1/documents")
+def list_documents(service: Serving, client: Client) -> dict[str, Any]:
+    """The documents of the request's key."""
+    found = service.memories.list(client).items()
+    return {"object": "list", "data": [{"id": id, "object": "document", "tokens": tokens} for id, tokens in found]}
+
+
+@routes.delete("/v1/documents/{name}")
+def delete_document(name: str, service: Serving, client: Client) -> dict[str, Any]:
+    """Forget a document."""
+    service.memories.delete(client, name)
+    return {"id": name, "object": "document", "deleted": True}
+
+
+class Stream(StreamingResponse):
+    """Server-sent events. Its headers go at once; where there is no event for a while, a comment says how far the text
+    is read. Where the client goes away, nothing more is computed, and the memory that answers is free again at once.
+    """
+
+    def __init__(self, reading: Reading, events: Generator[str], *others: Generator[Any], is_document: bool = False):
+        """others: generators from which the events are made. is_document: progress is an event of its own."""
+        super().__init__(self._with_signs_of_life(), media_type="text/event-stream", headers=_NO_BUFFERS)
+        self._reading, self._events, self._generators = reading, events, (events, *others)
+        self._is_document = is_document
+        self._next: asyncio.Future[str | None] | None = None
+
+    async def _with_signs_of_life(self) -> AsyncIterator[str]:
+        while True:
+            self._next = following = asyncio.ensure_future(run_in_threadpool(next, self._events, None))
+            while not (await asyncio.wait({following}, timeout=SILENCE))[0]:
+                yield responses.progress(self._reading.read, self._reading.tokens, self._is_document)
+            if (event := following.result()) is None:
+                return
+            yield event
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._reading.gone.set()
             with anyio.CancelScope(shield=True):
+                if self._next is not None:
+                    await asyncio.wait({self._next})
                 for each in self._generators:
                     await run_in_threadpool(each.close)
 
 
-async def while_connected(request: Request, work: Callable[[threading.Event], Any]) -> Any:
-    """Do work in a thread. It gets an event that is set where the request's client leaves before the work is done."""
-    gone, result, failure = threading.Event(), None, None
+_NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def while_connected(request: Request, reading: Reading, work: Callable[[], Any]) -> Any:
+    """Do work in a thread. `reading.gone` is set where the request's client leaves before the work is done."""
+    result, failure = None, None
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone.set()
+        reading.gone.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         try:
-            result = await run_in_threadpool(work, gone)
+            result = await run_in_threadpool(work)
         except Exception as raised:  # a group of tasks would wrap it
             failure = raised
+        except BaseException:  # the server stops
+            reading.gone.set()
+            raise
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -225,7 +225,9 @@ def answer_errors(app: FastAPI) -> None:
         return JSONResponse(responses.error(said), 400)
 
     @app.exception_handler(Gone)
-    def leave(_: Request, __: Gone) -> Response:
+    def leave(request: Request, _: Gone) -> Response:
+        if request.app.state.service.stopped:
+            return JSONResponse(responses.error(responses.STOPS, "server_error"), 503)
         return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
@@ -241,21 +243,38 @@ def key_of(headers: Headers, keys: Sequence[str]) -> str | None:
 
 
 class Guard:
-    """Answers before the body is read: 401 to a request without a key, 413 to a body of more than `most` bytes, or of
-    unknown length.
+    """Answers before the body is read: 401 to a request without a key, 413 to a body of more than `most` bytes. A body
+    of unknown length is counted while it comes.
     """
 
     def __init__(self, app: Any, keys: Sequence[str], most: int):
         self._app, self._keys, self._most = app, keys, most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        refused = None
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            headers = Headers(scope=scope)
-            if key_of(headers, self._keys) is None:
-                said = responses.error("the API key is missing or wrong", "authentication_error", "invalid_api_key")
-                refused = JSONResponse(said, 401)
-            elif "transfer-encoding" in headers or int(headers.get("content-length", 0)) > self._most:
-                said = f"the request has more than {self._most:,} bytes, or does not say how many (Content-Length)"
-                refused = JSONResponse(responses.error(said), 413)
-        await (refused or self._app)(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            return await self._app(scope, receive, send)
+        headers, refused = Headers(scope=scope), None
+        if key_of(headers, self._keys) is None:
+            said = responses.error("the API key is missing or wrong", "authentication_error", "invalid_api_key")
+            refused = JSONResponse(said, 401)
+        elif int(headers.get("content-length", 0)) > self._most:
+            refused = JSONResponse(responses.error(self._too_large), 413)
+        await (refused or self._app)(scope, receive if refused else self._counted(receive), send)
+
+    @property
+    def _too_large(self) -> str:
+        return f"the request has more than {self._most:,} bytes"
+
+    def _counted(self, receive: Any) -> Any:
+        """What receives a body, up to so many bytes."""
+        received = 0
+
+        async def counted() -> Any:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        return counted

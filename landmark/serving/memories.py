@@ -45,7 +45,12 @@ class ServerSettings:
     disk: int = setting(64 << 30, least=1, about="most bytes of all memories")
     tokens: int = setting(4096, least=1, about="most tokens of an answer")
     requests: int = setting(256, least=1, about="most requests that are answered at once; others wait")
-    reuse: int = setting(4 << 30, least=1, about="most bytes of memories that are kept for texts that begin alike")
+    reuse: int | None = setting(
+        None, least=1, about="most bytes of memories kept for texts that begin alike; None: half of the free memory"
+    )
+    defaults: str = setting(
+        "model", choices=("model", "greedy"), about="sampling where a request says nothing: as the model recommends"
+    )
 
     def __post_init__(self) -> None:
         if not self.keys or not all(self.keys):
@@ -204,7 +209,9 @@ def _missing(name: str) -> Missing:
 
 def _newest(folder: Path) -> Path | None:
     """The folder of a document that counts; None: there is none."""
-    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    numbers = list[int]()
+    with suppress(FileNotFoundError):  # it is deleted meanwhile
+        numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     return folder / str(max(numbers)) if numbers else None
 
 

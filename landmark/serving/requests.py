@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from landmark.answering.sampling import Sampling
 
 LOG = logging.getLogger(__name__)
 # Fields of OpenAI's that would change an answer, and are not supported, with their values that have no effect.
@@ -38,6 +41,8 @@ Text = Annotated[str, AfterValidator(_encodable)]
 class _Body(BaseModel):
     """A field that is null has its default. One that is not known is ignored, with a warning at the first time."""
 
+    model_config = ConfigDict(strict=True)  # true is no number, and 1e9 no whole one
+
     @model_validator(mode="before")
     @classmethod
     def _null_is_the_default(cls, given: Any) -> Any:
@@ -49,17 +54,25 @@ class _Body(BaseModel):
         return {name: x for name, x in given.items() if x is not None}
 
 
+def _drawing(name: str, about: str, **bounds: Any) -> Any:
+    """A field of `Sampling`, with its range. about: what 0 or another value means."""
+    said = Sampling.__dataclass_fields__[name].metadata
+    words = {"least": "ge", "above": "gt", "most": "le", "below": "lt"}
+    within = {word: said[bound] for bound, word in words.items() if bound in said}
+    return Field(None, **within | bounds, description=f"{about}; left out: as the model recommends")
+
+
 class Asked(_Body):
     """What both kinds of completions have. document: is read before the prompt."""
 
     model: Text | None = None
-    max_tokens: int | None = Field(None, strict=True, description="-1: as many as the server allows")
-    max_completion_tokens: int | None = Field(None, strict=True)
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, strict=True)
-    min_p: float = Field(0.0, ge=0, lt=1)
-    repetition_penalty: float = Field(1.0, gt=0)
+    max_tokens: int | None = Field(None, description="-1: as many as the server allows")
+    max_completion_tokens: int | None = None
+    temperature: float | None = _drawing("temperature", "0: the most probable token", le=2)
+    top_p: float | None = _drawing("top_p", "share of probability")
+    top_k: int | None = _drawing("top_k", "0, -1: all tokens", ge=-1, lt=2**63)
+    min_p: float | None = _drawing("min_p", "share of the best token's probability")
+    repetition_penalty: float | None = _drawing("repetition_penalty", "1: none")
     stop: Text | list[Text] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, strict=True)
     stream: bool = False
@@ -81,6 +94,14 @@ class Asked(_Body):
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
         return self
+
+    def sampling(self, generation_config: Any) -> Sampling:
+        """How tokens are chosen. generation_config: what the model recommends; None: nothing."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        top_k = None if self.top_k is None else max(0, self.top_k)
+        names = "temperature", "top_p", "min_p", "repetition_penalty"
+        given = {name: getattr(self, name) for name in names}
+        return Sampling.of_model(generation_config, **given, top_k=top_k, seed=seed)
 
     @property
     def most(self) -> int | None:
@@ -125,7 +146,19 @@ class Message(_Body):
 
 
 class Chat(Asked):
-    """The body of /v1/chat/completions. chat_template_kwargs: settings of the template, as `enable_thinking`."""
+    """The body of /v1/chat/completions. chat_template_kwargs: settings of the template, as `enable_thinking`.
+    continue_final_message: the last message is the beginning of the answer.
+    """
 
     messages: list[Message] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = Field(None, description="the contrary of continue_final_message")
+
+    @model_validator(mode="after")
+    def _ends_well(self) -> Chat:
+        if self.add_generation_prompt not in (None, not self.continue_final_message):
+            raise ValueError("add_generation_prompt: must be true, or false with continue_final_message")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise ValueError("continue_final_message: the last message is no assistant's")
+        return self

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from landmark.serving.answering import Answer, Piece
+from landmark.answering.answer import Answer, Delta
+from landmark.answering.answering import Gone
 from landmark.utils.errors import UserError
 
+STOPS = "the server stops"
 LOG = logging.getLogger(__name__)
 
 
 @dataclass
 class Response:
-    """The response to a request, whole or as server-sent events. answer, counts: are filled while `pieces` are read,
+    """The response to a request, whole or as server-sent events. answer, counts: are filled while `deltas` are read,
     counts with the tokens of the prompt, all and known. head: what it has besides.
     """
 
-    pieces: Iterator[Piece]
+    deltas: Generator[Delta]
     answer: Answer
     counts: list[int]
     head: dict[str, Any]
@@ -28,9 +30,9 @@ class Response:
 
     def whole(self) -> dict[str, Any]:
         """The answer."""
-        for _ in self.pieces:
+        for _ in self.deltas:
             pass
-        whole = self.answer.said
+        whole = self.answer
         message = {**_message(whole.text, whole.reasoning), "refusal": None}
         choice = _choice(self.answer.finish) | ({"message": message} if self.is_chat else {"text": whole.text})
         name = "chat.completion" if self.is_chat else "text_completion"
@@ -41,23 +43,20 @@ class Response:
         name = "chat.completion.chunk" if self.is_chat else "text_completion"
         head = {**self.head, "object": name, **({"usage": None} if with_usage else {})}
         try:
-            for piece in self.pieces:
-                # A piece without text gives the server a moment to see whether the client is still there.
+            for delta in self.deltas:
+                # A delta without text gives the server a moment to see whether the client is still there.
                 choices = []
-                if piece.text or piece.reasoning:
-                    said = {"delta": _message(piece.text, piece.reasoning)} if self.is_chat else {"text": piece.text}
+                if delta.text or delta.reasoning:
+                    said = {"delta": _message(delta.text, delta.reasoning)} if self.is_chat else {"text": delta.text}
                     choices.append(_choice(None) | said)
-                if piece.finish:
+                if delta.finish:
                     said = {"delta": {}} if self.is_chat else {"text": ""}
-                    choices.append(_choice(piece.finish) | said)
+                    choices.append(_choice(delta.finish) | said)
                 yield "".join(_data({**head, "choices": [choice]}) for choice in choices)
             if with_usage:
                 yield _data({**head, "choices": [], "usage": self.usage()})
-        except UserError as refused:
-            yield _data(error(str(refused), "server_error"))
-        except Exception:
-            LOG.exception("a streamed answer failed")
-            yield _data(error("the server failed", "server_error"))
+        except Exception as raised:
+            yield _failed(raised)
         yield "data: [DONE]\n\n"
 
     def usage(self) -> dict[str, Any]:
@@ -65,6 +64,31 @@ class Response:
         (prompt, cached), said = self.counts, len(self.answer.tokens)
         counted = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
         return {**counted, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def events_of(work: Callable[[], dict[str, Any]]) -> Generator[str]:
+    """The event of a result, or of an error."""
+    try:
+        yield _data(work())
+    except Exception as raised:
+        yield _failed(raised)
+    yield "data: [DONE]\n\n"
+
+
+def _failed(raised: Exception) -> str:
+    """The event of an error."""
+    if isinstance(raised, Gone):
+        return _data(error(STOPS, "server_error"))
+    if not isinstance(raised, UserError):
+        LOG.error("a stream failed", exc_info=raised)
+    return _data(error(str(raised) if isinstance(raised, UserError) else "the server failed", "server_error"))
+
+
+def progress(read: int, tokens: int, is_document: bool) -> str:
+    """A sign of life of a stream: a comment, or of a document an event."""
+    if is_document:
+        return _data({"object": "document.progress", "read": read, "tokens": tokens})
+    return f": {read} of {tokens} tokens read\n\n" if tokens else ": waiting\n\n"
 
 
 def _choice(finish: str | None) -> dict[str, Any]:

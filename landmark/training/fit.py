@@ -15,12 +15,11 @@ from landmark.config.saved import LAUNCH, RUN
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, Interruption, find_checkpoint
-from landmark.training.lightning_module import LanguageModelTraining, window_losses
+from landmark.training.lightning_module import LanguageModelTraining
 from landmark.training.measurement_callback import MeasurementCallback
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import ShardedStrategy, gathered
 from landmark.utils.errors import UserError, in_one_line
-from landmark.utils.extensions import hook
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.hardware import reset_peak_memory
 from landmark.utils.team import first_says, started_together
@@ -87,7 +86,7 @@ def train(
         measurements.peak_flops = peak and peak * trainer.world_size
         window = settings.local or model.config.window
         windows = math.ceil(settings.length / window) if window else 1
-        module = LanguageModelTraining(model, settings, windows, hook(config, "losses", window_losses))
+        module = LanguageModelTraining(model, settings, windows)
         if module.automatic_optimization:
             data.micro_batch = settings.micro_batch
             share = settings.batch_size // trainer.world_size  # windows of a batch on each device

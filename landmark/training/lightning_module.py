@@ -1,6 +1,5 @@
 """The Lightning module that trains every model."""
 
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,7 @@ if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
     from landmark.models import LanguageModel
 
-Losses = Callable[["LanguageModel", WindowBatch], Iterator[tuple[Tensor, Tensor]]]
 STEP_LOSS = "step_loss"  # in the output of a training step
-
-
-def window_losses(model: "LanguageModel", batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
-    """The model's own losses: of each window the summed loss in nats, and the number of targets."""
-    return model.window_losses(batch)
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -33,22 +26,19 @@ def ends_step(trainer: Trainer, batch_idx: int) -> bool:
 
 
 class LanguageModelTraining(LightningModule):
-    """Trains `model` on effective batches, which are cut into micro-batches, and by Transformer-XL into windows.
+    """Trains `model` on effective batches, which are cut into micro-batches, and by some models into windows.
 
     The loss is the mean over the targets of the whole batch on all devices. With one window Lightning optimises after
     `accumulate_grad_batches`; with several a step is a batch, with backward on each window before the next is read.
     """
 
-    def __init__(
-        self, model: "LanguageModel", train: "TrainConfig", windows: int = 1, losses: Losses = window_losses
-    ) -> None:
-        """windows: number of losses of a batch. losses: of a model and a training batch, one a window."""
+    def __init__(self, model: "LanguageModel", train: "TrainConfig", windows: int = 1) -> None:
+        """windows: number of losses of a training batch, one a window."""
         super().__init__()
         self.automatic_optimization = windows == 1
         self.model = model
         self.train_settings = train
         self.windows = windows
-        self._losses = losses
         self._scale = self._step_loss = torch.zeros(())
 
     def configure_model(self) -> None:
@@ -66,7 +56,7 @@ class LanguageModelTraining(LightningModule):
         if not self.automatic_optimization:
             self._train_on_windows(batch)
             return {STEP_LOSS: self._step_loss * self._scale}
-        ((loss, _),) = self._losses(self.model, batch)
+        ((loss, _),) = self.model.window_losses(batch)
         self._step_loss = self._step_loss + loss.detach()
         return {"loss": loss * self._scale, STEP_LOSS: self._step_loss * self._scale}
 
@@ -120,7 +110,7 @@ class LanguageModelTraining(LightningModule):
         parts = list(batch.cut(self.train_settings.micro_batch))
         remaining = len(parts) * self.windows
         for micro_batch in parts:
-            for loss, _ in self._losses(self.model, micro_batch):
+            for loss, _ in self.model.window_losses(micro_batch):
                 remaining -= 1
                 parallel = isinstance(strategy, ParallelStrategy)
                 with strategy.block_backward_sync() if parallel and remaining else nullcontext():

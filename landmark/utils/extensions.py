@@ -1,16 +1,16 @@
 """Extensions: those of the package (`landmark.extensions`), and one's own, each a file. Loads no torch.
 
+This is the only import of a higher folder: by name, and only of a file whose setting is set (docs/architecture.md).
 A corpus of one's own is docs/add_a_corpus.md, a model docs/add_a_model.md.
 
-An extension of the package declares the settings that it reads, fields of the schema with `extension=True`. It may
-have these functions:
+An extension of the package declares the settings of the model that it reads, fields of the schema with
+`extension=True`. It may have these functions:
 
 - `check(config)`: raises UserError where settings do not fit it.
 - `resolved(config)`: the configuration with settings filled in that null stands for.
 - `row_settings(config)`: a part of a row's identity.
 - `window_data(config, tokenizer)`: changes batches of windows, by `of_step(batch, seed, step, indices)` in training and
   `of_validation(batch, windows)`.
-- `losses(model, batch)`: of a training batch, in place of the model's `window_losses`.
 - `keys_per_query(length)`: mean number of keys that a query attends to in a window or text of so many tokens.
 - `evaluate(model, stream, tokenizer, config, progress)`: in place of perplexity.
 """
@@ -62,7 +62,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def extension_with(setting: str) -> Any:
-    """The module of `landmark.extensions` that reads a setting such as "model.fan_out". Raises UserError: none does."""
+    """The module of `landmark.extensions` that reads a setting such as "model.masked". Raises UserError: none does."""
     package = import_module("landmark.extensions")
     for found in pkgutil.iter_modules(package.__path__):
         module = import_module(f"{package.__name__}.{found.name}")
@@ -73,13 +73,8 @@ def extension_with(setting: str) -> Any:
 
 def hooks(config: Any, name: str) -> list[Callable[..., Any]]:
     """The functions of this name of the extensions whose settings are set. Raises UserError where one is missing."""
-    modules = []
-    for group in ("model", "train"):
-        settings = getattr(config, group)
-        for item in fields(settings):
-            if item.metadata.get("extension") and getattr(settings, item.name):
-                module = extension_with(f"{group}.{item.name}")
-                modules += [] if module in modules else [module]
+    own = [item.name for item in fields(config.model) if item.metadata.get("extension")]
+    modules = dict.fromkeys(extension_with(f"model.{each}") for each in own if getattr(config.model, each))
     return [getattr(module, name) for module in modules if hasattr(module, name)]
 
 

@@ -32,6 +32,8 @@ def weights_digest(model: nn.Module) -> str:
             plain = ".".join(part for part in name.split(".") if part not in WITHIN)
             digest.update(f"{plain} {_content(_kept(model, name, weight))}\n".encode())
     for name, module in model.named_modules():
+        if hasattr(module, "weight_digest") and not f"{name}.".startswith(ignored):  # its weights are a file's
+            digest.update(f"{name}.weight {cast(Any, module).weight_digest()}\n".encode())
         for adapter in _used_adapters(module):
             digest.update(f"{name} {adapter} {getattr(module, 'scaling', {}).get(adapter)}\n".encode())
     return digest.hexdigest()

@@ -8,12 +8,14 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.cli import reading as task
+from landmark.answering.answering import Answering
+from landmark.cli import reading
+from landmark.documents import Document, saved_document
 from landmark.huggingface import LandmarkModel, wrap
-from landmark.serving.answering import Answering
 from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
+from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.huggingface.conftest import make_model
-from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
 from tests.workplace import run_task
 
 BOOK = "A heron stands in the water and waits. " * 20
@@ -66,6 +68,7 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
     read = memory.ids[0].tolist()
     assert tokenizer.decode(read) == BOOK + tokenizer.apply_chat_template(chat, tokenize=False)[: -len("e<|im_end|>\n")]
     assert len(later) == 6
+    assert saved_document(kept, tokenizer.decode(read)) == Document("book.txt", BOOK)
     with pytest.raises(UserError, match="is for a model of transformers that reads blocks"):
         ask("task=chat", questions="Who?\n", kind="pretrained_base")
 
@@ -73,11 +76,11 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
 def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
     answer = Answering.answer
 
-    def interrupted(self, ids, cache, own, sampling, generator, gone):
-        for number, piece in enumerate(answer(self, ids, cache, own, sampling, generator, gone)):
+    def interrupted(self, ids, *given):
+        for number, piece in enumerate(answer(self, ids, *given)):
             yield piece
             if number == 1 and len(ids) < 100:
-                task.signal.raise_signal(task.signal.SIGINT)
+                reading.signal.raise_signal(reading.signal.SIGINT)
 
     monkeypatch.setattr(Answering, "answer", interrupted)
     out, err = ask("task=chat", questions="Who?\nWhere does it stand, and what does it wait for there? Say it.\n")
@@ -127,3 +130,64 @@ def test_a_question_goes_through_the_models_template(ask):
         else:
             assert out == said + "\n" or len(prompt) > len(BOOK)
         assert f"{ids.shape[1]} tokens read" in err
+
+
+@pytest.mark.parametrize(("encoding", "errors"), [("utf-8", "strict"), ("ascii", "surrogateescape")])
+def test_bytes_that_are_no_text_are_one_line_and_the_talk_is_saved(ask, monkeypatch, encoding, errors):
+    """In locales of UTF-8 and of C, whose Python has half characters in place of odd bytes."""
+
+    def typed(content):
+        given = io.TextIOWrapper(io.BytesIO(content), encoding=encoding, errors=errors)
+        monkeypatch.setattr(io, "StringIO", lambda _: given)
+
+    typed(b"caf\xe9?\nCaf\xc3\xa9?\n")
+    out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}")
+    assert [len(line) for line in out.splitlines()] == [5]
+    assert err.count("question='caf\\udce9?': must be text in UTF-8\n") == 1
+    chat = read_json(ask.folder / "talk" / reading.CHAT, {"messages": list})["messages"]
+    assert [each["content"] for each in chat] == ["Café?", out.strip()]
+    typed(b"caf\xe9?")
+    with pytest.raises(UserError, match="prompt_file=-: is not text in UTF-8"):
+        ask("task=generate", "prompt_file=-")
+
+
+def test_a_question_that_the_template_refuses_is_one_line_and_the_talk_goes_on(ask):
+    template = "{% if messages[-1].content == 'No?' %}{{ raise_exception('rude') }}{% endif %}" + CHATML
+    (ask.folder / "model" / "chat_template.jinja").write_text(template)
+    out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}", questions="Who?\nNo?\nWhere?\n")
+    assert len(out.splitlines()) == 2
+    assert err.count("refuses them (rude)\n") == 1
+    chat = read_json(ask.folder / "talk" / reading.CHAT, {"messages": list})["messages"]
+    assert [each["content"] for each in chat[::2]] == ["Who?", "Where?"]
+
+
+def test_an_answer_ends_and_is_drawn_as_the_models_generation_config_says(ask):
+    """In `task=generate` as in the chat. One setting switches its sampling off, others change it."""
+    asked = "task=generate", "prompt=Who?", "generate.tokens=20"
+    config = ask.folder / "model" / "generation_config.json"
+    saved, (greedy, _) = read_json(config), ask(*asked)
+    letter = greedy[4]
+    ends = [ask.tokenizer.eos_token_id, *ask.tokenizer(letter)["input_ids"]]
+    write_json(config, {**saved, "eos_token_id": ends})
+    until = greedy[: greedy.index(letter)] + "\n"
+    assert ask(*asked)[0] == until
+    assert ask("task=chat", "generate.tokens=20", questions="Who?\n")[0] == until
+    write_json(config, {**saved, "do_sample": True, "temperature": 100.0, "top_k": 200})
+    drawn = [ask(*asked, f"seed={seed}")[0] for seed in (1, 1, 2, 3)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+    of_chat = [ask("task=chat", "generate.tokens=20", f"seed={seed}", questions="Who?\n")[0] for seed in (1, 2, 3)]
+    assert len(set(of_chat)) > 1
+    for setting in ("defaults=greedy", "temperature=0", "top_k=1"):
+        assert ask(*asked, f"generate.{setting}")[0] == greedy
+
+
+@pytest.mark.parametrize("task", ["chat", "generate"])
+def test_a_memory_of_another_type_is_refused_before_the_model_is_loaded(ask, monkeypatch, task):
+    kept = ask.folder / "kept"
+    ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", "model.dtype=bfloat16")
+    loaded = f"task={task}", f"memory.load={kept}", *(["prompt=Who?"] if task == "generate" else [])
+    assert ask(*loaded, "model.dtype=bfloat16", questions="Who?\n")[0].strip()
+    monkeypatch.setattr(reading, "load_trained", None)
+    with pytest.raises(UserError, match="was read in bfloat16, the model is float32: add model.dtype=bfloat16$"):
+        ask(*loaded, questions="Who?\n")

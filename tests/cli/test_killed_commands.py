@@ -1,8 +1,10 @@
-"""Commands that are killed, and go on, make the records that one command makes."""
+"""Commands that are killed and go on, and two that work at once, make the records that one command makes."""
 
 import itertools
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -50,8 +52,15 @@ def losses(output):
     return {key: record["results"]["segments"] for key, record in Records(output).read_all().rows.items()}
 
 
-def test_killed_commands_that_go_on_make_the_same_records(command):
+@pytest.fixture
+def whole(command):
+    """The losses that one command makes."""
     assert command(*BOTH, "output=whole").code == 0
+    assert len(losses("whole")) == 4
+    return losses("whole")
+
+
+def test_killed_commands_that_go_on_make_the_same_records(command, whole):
     parts = [*BOTH, "output=parts"]
     for killed_at in (9, 12, 6):
         if not (child := os.fork()):
@@ -60,5 +69,18 @@ def test_killed_commands_that_go_on_make_the_same_records(command):
             os._exit(0)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGABRT
     assert command(*parts).code == 0
-    assert losses("parts") == losses("whole")
-    assert len(losses("whole")) == 4
+    assert losses("parts") == whole
+
+
+def test_two_that_are_started_at_once_train_each_run_once(command, whole):
+    children = []
+    for name in ("one", "other"):
+        if not (child := os.fork()):
+            ended = command(*BOTH, "output=shared")
+            Path(name).write_text(ended.out + ended.err)
+            os._exit(ended.code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    said = Path("one").read_text() + Path("other").read_text()
+    assert len(re.findall(r": training for", said)) == 2
+    assert losses("shared") == whole

@@ -13,7 +13,6 @@ SHORT = {
     "NOTEXT": "\udcff",
     "ESC": "\x1b",
     "BOOK": "task=generate model=pretrained model.name=x",  # which is nowhere: files are looked for before it is loaded
-    "CHAT": "task=chat model=pretrained model.name=x",
     "FINETUNED": "+experiment=figure3_finetune size=nano tokenizer=bytes",
     "SHAPES": "size=nano tokenizer=bytes",
     "TUNED": "+experiment=pretrained_tuned size=nano model.name=DIR",
@@ -31,8 +30,6 @@ size=huge → Available options in 'size': nano, paper, small
 data.path=a${b} → Interpolation key 'b' not found: in a text write \${…}
 --experiment=x → --experiment=x: settings have no dashes, write +experiment=x
 --info → --info: there is no such flag, only --config-dir, -m,
---config-d=. task=status → --config-d=.: there is no such flag
---config-name mine → --config-name: there is no such flag
 --config-dir nowhere task=status → --config-dir nowhere: is not a folder
 task=nope → task=nope: must be one of auto,
 task=generate → task=generate: set prompt=
@@ -40,14 +37,11 @@ prompt=hello → prompt=hello: is for task=generate or inspect
 task=generate run=nowhere tokenizer=bytes prompt=hello → run=nowhere: no such run, outputs/runs has no run
 task=generate "run=''" prompt=hello → run=: names no run, write latest, a name or
 output=a.txt/x task=status → a.txt is a file, no folder can be made there
-output=odd task=generate run=latest prompt=x → odd/runs is a file, no folder can be made there
-output=a.txt task=prepare → a.txt is a file, no folder can be made there
 TINY output=/proc/x task=prepare → /proc/x: No such file or directory: no folder
 TINY data.cache=a.txt/x task=prepare → a.txt/x: Not a directory: no folder can be made there
 tokenizer=bytes data.path=nowhere task=prepare → nowhere
 trainer.threads=100000 → trainer.threads=100000: must be at least 1 and at most 1024
 train.warmup=1 → train.warmup=1.0: must be above 0 and below 1
-train.max_lr=0 → train.max_lr=0.0: must be above 0
 seed=99999999999999999999 → seed=99999999999999999999: must be a number of at most
 "data.cache='NOTEXT'" → must be text in UTF-8
 -m TINY model=glob(lstm*) → glob(lstm*): matches nothing in conf/model
@@ -56,42 +50,28 @@ TINY retrieval.k=1,2 → cannot read the value 1,2 as one value: with -m it is a
 TINY hydra/launcher=joblib → hydra/launcher=joblib: is for sweeps, write -m
 SWEEP hydra/launcher=ray → hydra/launcher=ray: must be one of basic, joblib,
 SWEEP hydra/launcher=joblib hydra.launcher.n_jobs=0 → n_jobs=0: must be at least 1
-SLURM hydra.launcher.nodes=0 → hydra.launcher.nodes=0: must be at least 1
 SLURM hydra.launcher.timeout_min=long → hydra.launcher.timeout_min=long: Value 'long'
 SWEEP hydra.launcher._target_=subprocess.run → Key '_target_' not in 'Basic'
-SWEEP hydra/launcher=basic,joblib → hydra/launcher=
 +hydra.job.env_set.LD_PRELOAD=evil.so → ONLY
-hydra.job.env_copy=[PATH] → ONLY
 hydra.job.env_set=${parts} "+parts.GIT_CONFIG_COUNT='1'" → ONLY
--m hydra.sweeper._target_=os.system → ONLY
-hydra.job_logging.handlers.console.class=os.system → ONLY
 hydra.searchpath=[pkg://proof] → ONLY
 SLURM "hydra.launcher.setup=['touch ran']" → Key 'setup' not in 'SubmititSlurm'
-SLURM +hydra.launcher.python=evil → Key 'python' not in 'SubmititSlurm'
 SWEEP hydra/launcher=joblib "hydra.launcher.pre_dispatch='1+1'" → Key 'pre_dispatch' not in 'Joblib'
 "+model.mine={_target_: os.system}" → unknown key model.mine
 name=${oc.env:SECRET} → Unsupported interpolation type oc.env
 'data.path='"'"'\\\\${oc.env:SECRET}'"'"'' → Unsupported interpolation type oc.env
 SLURM hydra.launcher.comment=${oc.env:SECRET} → Unsupported interpolation type
-name=${oc.decode:single} → Unsupported interpolation type oc.decode
 "+rows.a='hydra.searchpath=[pkg://proof]'" → hydra.searchpath=[pkg://proof]: settings of Hydra are for its command
 train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
-"+rows.a='start_run={a:1}'" → start_run: is filled in, name the row to start from by start=
--m seed=range(5,1) → seed=range(5,1): has no value
-seeds=[[1]] → seeds=[[1]]: must be a list of single values
 ~train → ~train: no setting can be taken out, give it another value
 plan → plan: is no setting, write task=plan
-quickstart → quickstart: is no setting, write +experiment=quickstart
 hello → hello: is no setting, write KEY=VALUE
 rows=x → rows=x: must be a mapping, as {name: value}
-steps=60 → steps: there is no such setting; did you mean train.steps?
 k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
 "name='ESC[2J'" → name=\x1b[2J: must be of letters
-model=transformer memory.window=9 memory.sinks=-1 → memory.sinks=-1: must be at least 0
-eval.local=0 → eval.local=0: must be at least 1
 eval.local=513 → eval.local=513 is longer than eval.length=512
 size=nano eval.length=8192 → raise eval.span to at least 8192
 eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4: eval.task=copy
@@ -101,73 +81,36 @@ train.length=50 → model.block_size=50: a window of train.length=50 has no room
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
 data.repeats=[nan] → data.repeats=nan: must be a finite number
-positions=jumps positions.p_jump=0 → positions.p_jump=0: must be at least 1
-data.configs=[arxiv] → data.configs=['arxiv']: is for data=arxiv_math
-train.k=[4,999] → train.k=[4, 999]: train.length=512 has 11 earlier blocks at most
+train.k=[4,999] → train.k=[4, 999]: a query of train.length=512 has at most 11 to choose
 train.start_lr=5 train.max_lr=1 → train.start_lr=5.0: is above train.max_lr=1.0, the highest of a training
 train.max_lr=1e-4 → train.final_lr=0.0004: is above train.max_lr=0.0001
-model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x has its own, leave tokenizer out
+model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x knows the ids of its own alone, leave it
 size=nano train.micro_batch=100 → train.micro_batch has no effect here: it is for a larger train.batch_size
 data.needles=4 → data.needles has no effect here: it is for data=passkey or eval.task=passkey
 model=transformer train.k=[4] → train.k=[4]: is for model=landmark
-model=transformer model.fan_out=4 → model.fan_out=4: is for model=landmark
 train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
-train.k=[4] train.local=250 cmt=on → train.local=250: is for cmt=off and positions=standard
-model.backend=triton train.k=[4] → train.k=[4]: is for attention without fused kernels
-data=passkey data.repeats=[0.5] → data.repeats=[0.5]: is for the text of a corpus
-data=passkey data.tasks=0.5 → data.tasks=0.5: is for the text of a corpus
-eval.task=copy data=passkey → eval.task=copy: is for the text of a corpus
-eval.task=fwe retrieval.scorer=given → retrieval.scorer=given: is for eval.task=niah_
-model=pretrained_landmark model.name=x model.num_kv_heads=2 → model.num_kv_heads=2: is for our decoder
 model=transformer_xl trainer=fsdp → trainer.strategy=fsdp: is for whole windows
 cmt.cutoff=0.3 → cmt.cutoff=0.3: is for cmt=on
 cmt=on model=transformer → cmt has no effect on model=transformer: it is for model=landmark
-positions.mapping=true model=transformer → positions.mapping has no effect on model=transformer
 data.tasks=0.5 data.passkeys=0.5 → data.tasks=0.5 and data.passkeys=0.5: choose one of them
 model=transformer retrieval.k=2 → retrieval.k has no effect on model=transformer: it is for model=landmark
-model=transformer memory.blocks=9 → memory.blocks has no effect on model=transformer
-model=transformer_xl memory.tier=disk → memory.tier has no effect on model=transformer_xl
 memory.window=100 → memory.window has no effect on model=landmark: it is for model=transformer
-model=transformer memory.sinks=2 → memory.sinks has no effect here: it is for memory.window
-memory.cache=8 → memory.cache has no effect here: it is for memory.tier=cpu or disk
 model=landmark model.as_is=true → model.as_is=True: is for a model that model.name gives
-model=landmark model.lora_rank=4 → model.lora_rank=4: is for a model that model.name gives
 model.architecture=x → model.architecture=x: there is no landmark/models/x.py that has a Model
 model=pretrained_landmark model.name=x model.architecture=y → model.name=x and model.architecture=y: choose one of
-model=pretrained_landmark model.name=x cmt=on → cmt.enabled=True: is for our decoder
-model=pretrained_landmark model.name=x positions=jumps → positions.p_jump=100: is for our decoder
-model=pretrained_landmark model.name=x memory.window=9 → memory.window
-model=pretrained_landmark model.name=x model.lora_rank=0 → model.lora_rank=0
-model=pretrained_landmark model.name=x model.lora_rank=2 trainer=fsdp → trainer.strategy=fsdp: is for whole windows,
-model=pretrained model.name=x eval.task=unique_blocks → eval.task=unique_blocks: is for model=landmark
-model=transformer eval.task=rank_by_bm25 → eval.task=rank_by_bm25: is for model=landmark
 task=generate prompt=x memory.save=y → memory.save=y: is for the memory of prompt_file
-task=evaluate memory.load=x → memory.load=x: is for task=generate
-task=inspect prompt=x memory.load=x → memory.load=x: is for task=generate
-task=inspect → task=inspect: set prompt=
-modle=landmark → modle: there is no such setting; did you mean model?
 size=nanoo → size=nanoo: there is none; did you mean nano?
 "+rows.a='model=transformer retrieval.k=2'" → row a: retrieval.k has no effect on model=transformer: it is for
-"+rows.a='model=transformer_xl retrieval=per_head'" → row a: retrieval has no effect on model=transformer_xl
-"+rows.b='model=transformr'" → row b: model=transformr: there is none; did you mean transformer
 "+rows.b='eval.lenght=3'" → row b: eval.lenght: there is no such setting; did you mean eval.length
-"+rows.b='eval.length=abc'" → row b: Error merging override eval.length=abc
 "+rows.b='retrieval.k=-1'" → row b: retrieval.k=-1: must be at least 0
 '+rows.b='"'"'eval.length=\'"'"'3'"'"'' → row b: No closing quotation
-"+rows.b='eval.length'" → row b: eval.length: is no setting, write KEY=VALUE
 "+rows.b='retrieval.k=1,2'" → row b gives retrieval.k several values
 "+rows.b='task=train'" → row b sets task, which belongs to the whole experiment
-"+rows.b='logger.service=csv'" → row b sets logger.service, which belongs
 train.steps=1.5 → could not be converted to Integer
 TINY tokenizer=gpt2 tokenizer.file=pipe → pipe is no file, but a pipe: name another tokenizer.file
 output=taken task=status → taken/records/rows cannot be read (Not a directory): make it a readable folder
-+typo=1 +eval.tokns=3 → unknown key typo, eval.tokns
-train=${size} → train=paper: must be a group of settings: name one of its options
 model=pretrained_landmark → model.name
-model.block_size=3 data.repeats=[1] train.length=19 → train.length=19 has no room for a repeat
 model=transformer eval.local=360 → keeps no memory between chunks
-eval.length=2048 eval.task=unique_blocks retrieval.k=0 → eval.task=unique_blocks:
-eval.length=2048 eval.task=unique_blocks model=transformer → eval.task=unique_blocks:
 eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
 task=generate prompt=x generate.top_p=0 → generate.top_p=0.0: must be above 0
 task=generate prompt=x generate.temperature=-1 → generate.temperature=-1.0: must be at least 0
@@ -175,32 +118,23 @@ model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, tra
 model.block_size=null → model.block_size=null: a landmark model needs it
 model.landmark_bias=true model.landmark_key=token model.rotary_fraction=1 → needs a channel that does not turn
 model=transformer_xl model.cache=null → model.cache=null: a transformer_xl model needs it
-model=transformer model.num_layers=0 → model.num_layers=0: must be at least 1
-model=transformer model.head_dim=7 → model.head_dim=7: must be even
 model=transformer model.num_kv_heads=3 → does not divide
-model=transformer model.key_offset=1.5 → model.key_offset=1.5
-"name='../elsewhere'" → name=../elsewhere: must be of letters
-"name=''" → name=: must be of letters
-"name='.hidden'" → name=.hidden: must be of letters
-BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: there is no such file
-BOOK prompt=Who? memory.load=nothing → memory.load=nothing: there is no such folder
+BOOK prompt=Who? prompt_file=no.txt → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[proof.py,no.txt] → prompt_file=no.txt: cannot be read (No such file or directory)
+BOOK prompt=Who? prompt_file=[] → prompt_file=[]: must be a file, or a list of files
+BOOK prompt=Who? "prompt_file={a: b}" → must be a file, or a list of files
+BOOK prompt=Who? prompt_file=taken → prompt_file=taken: cannot be read (Is a directory)
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations
-CHAT prompt_file=no.txt → prompt_file=no.txt: there is no such file
-"+rows.a='data.path=\\${oc.env:SECRET}'" → Unsupported interpolation type oc.env
 FINETUNED "+rows.odd='model=landmark start=nowhere eval.length=512'" → start=nowhere: no such row
-FINETUNED "+rows.odd='model=landmark start=finetuned_512 eval.length=512'" → starts from another
 TINY "+rows={a: 'model.block_size=9', b: 'start=a'}" → start=a: that row's model has another shape
 SHAPES "+rows={a: 'model=transformer', b: 'model=landmark start=a model.mlp_dim=9'}" → has another shape
-SHAPES "+rows={a: 'model=transformer', b: 'model=transformer_xl start=a'}" → start=a: that row's model has another shape
 SHAPES model=landmark start=base_512 → there is none
 TUNED "+rows.odd='model=pretrained start=passkey-dense_4096'" → start=passkey-dense_4096: that row trains nothing
 TUNED "+rows.odd='model=pretrained_landmark start=training'" → model.name=DIR and start=training: a training starts
 TABLE1 row=landmark_9 → row=landmark_9: no such row (one of plain_512, plain_360
 TABLE1 eval.length=512 → on the command line, but row plain_512 sets eval.length
-TABLE1 model=transformer_xl → on the command line, but row plain_512 sets model
-TABLE1 eval={length:512} → on the command line, but row plain_512 sets eval.length
 TABLE1 ++retrieval.k=2 → on the command line, but row landmark_512 sets retrieval.k
 seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 "+rows={a: 'model=transformer'}" "+compare={this: [a,c]}" → this: [a, c] must be the names of two rows
@@ -210,7 +144,7 @@ seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 
 # Values out of the range or the choices of one setting, which the line names with what it must be.
 OUT_OF_RANGE = """
-train.weight_decay=-1 seeds=[0,-1] train.steps=0 train.k=[4,0] model.fan_out=1
+train.weight_decay=-1 seeds=[0,-1] train.steps=0 train.k=[4,0]
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
 train.final_lr=inf

@@ -106,14 +106,6 @@ def test_sizes_of_adjacent_ranges_add_up(texts: list[str], data: st.DataObject):
     assert text_size(stream, list(pairwise(edges)), TOKENIZER) == whole
 
 
-def test_a_word_counts_where_it_begins():
-    stream = TOKENIZER.encode("one two")
-    assert text_size(stream, [(0, 5)], TOKENIZER).words == 2
-    assert text_size(stream, [(5, 7)], TOKENIZER) == TextSize(2, 0)
-    with pytest.raises(ValueError, match="not inside a stream of 7 tokens"):
-        text_size(stream, [(1, 8)], TOKENIZER)
-
-
 def test_sizes_of_a_gpt2_stream(gpt2):
     text = "Naïve\u00a0folk, 二 say “café”…"
     stream = np.append(gpt2.encode(text), gpt2.eot)

@@ -15,10 +15,8 @@ from landmark.config.schema import CmtConfig, Config, DataConfig, ModelConfig, P
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
 from landmark.data.windows import ControlledLandmarks, PositionalJumps, Repeats, TrainingWindows
-from landmark.models import build
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-from tests.training.training_case import TOKENIZER, make_config, make_corpus
 
 LANDMARK, EOT = 60000, 50000
 raw_streams = st.lists(st.integers(0, 9) | st.just(EOT), min_size=8, max_size=80).map(
@@ -51,6 +49,16 @@ def test_every_window_against_the_written_out_stream(raw: np.ndarray, block_size
     phases = None if block_size is None else [start % (block_size + 1) for start in range(windows.num_starts)]
     assert (None if batch.phase is None else batch.phase.tolist()) == phases
     assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
+
+
+@given(raw_streams, block_sizes, st.integers(0, 99))
+def test_plain_windows_can_begin_where_those_with_landmarks_do(raw: np.ndarray, block_size: int, seed: int):
+    numbers = np.arange(3 * len(raw), dtype=np.uint32)
+    of_landmarks, plain = (make(numbers, *given, seed=seed) for given in ((block_size,), (None,)))
+    same = make(numbers, None, seed=seed, cut_as=block_size)
+    begins = [next(int(token) for token in window if token != LANDMARK) for window in of_landmarks.batch(5).tokens]
+    assert same.batch(5).tokens[:, 0].tolist() == [min(first, plain.num_starts - 1) for first in begins]
+    assert torch.equal(same.at([3]).tokens, plain.at([3]).tokens)
 
 
 def test_ids_that_begin_a_text_take_the_places_of_the_first_tokens():
@@ -207,29 +215,6 @@ def test_a_batch_has_what_its_model_needs_and_so_has_a_part_of_it():
     assert part.weights.shape == (2, 30)
     found = [batch.top_k for batch in batches(datamodule(k=[1, 2, 4]), 60)]
     assert all(10 < found.count(k) < 30 for k in (1, 2, 4))
-
-
-@kinds
-def test_a_training_has_repeats_as_its_settings_say(kind):
-    """Shares go from all windows at the first step to none at the last, the fortieth."""
-    found = (tokens_of(batches(datamodule(kind, repeats=repeats), 40)) for repeats in ([1.0, 0.0], None))
-    with_repeats, without = found
-    changed = (with_repeats != without).any(dim=(1, 3)).float().mean(dim=1)  # share of each step's windows
-    assert changed[0] == 1
-    assert changed[-1] == 0
-    assert changed[:13].mean() > changed[13:26].mean() > changed[26:].mean()
-
-
-@pytest.mark.parametrize("k", [1, 100])
-def test_the_models_losses_follow_the_number_of_blocks(k, tmp_path):
-    config = make_config("landmark")
-    model, found = build(config.model, TOKENIZER), []
-    for config.train.k in ([k], None):
-        batch = next(iter(WindowDataModule(make_corpus(tmp_path), TOKENIZER, config).train_dataloader()))
-        found.append((batch.tokens, next(iter(model.window_losses(batch.rows(slice(0, 2)))))[0]))
-    (tokens, loss), (same, expected) = found
-    assert torch.equal(tokens, same)
-    assert bool((loss - expected).abs() < 1e-6) == (k == 100)
 
 
 # ---- repeats: which stretches are copied, how long and how often, and the windows that have them

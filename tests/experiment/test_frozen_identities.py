@@ -13,7 +13,6 @@ RECIPE = {  # of the recipe
     ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
     ("quickstart", "twice_last_blocks", "nano"): ("213ce15ae4", "f0077dc14a"),
     ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
-    ("hierarchy", "levels2_8192", "nano"): ("b8f37afdfd", "1155ab45fc"),
     ("masked_lm", "landmark-k4_500", "nano"): ("a30eea7e31", "faf25ca7bb"),
     ("training_with_memory", "memory-recent_4096", "nano"): ("8a2c956779", "7c78412c50"),
     ("window_or_retrieval", "half50_4096", "nano"): ("67e0b31454", "2d5eaed9fa"),

@@ -7,6 +7,7 @@ from landmark.experiment.identity import digest, row_settings, run_name, run_set
 from landmark.utils.setting import difference
 
 NAMED, AS_IS = (f"model={model} model.name=some-folder" for model in ("pretrained_landmark", "pretrained_base"))
+FILE = "model=pretrained_base model.name=some.gguf"
 
 
 def run_id(config, tokenizer="t", stream="s", start=None):
@@ -25,9 +26,11 @@ OTHER_RUNS = {
         train.precision=32-true cmt=on positions=jumps positions=jumps+positions.p_jump=9 model.architecture=mine
         model.key_offset=0.5 model.masked=true model.rotary_fraction=0.5 model.landmark_key=mean
         model.landmark_bias=true model.qk_norm=true train.muon_lr=1e-2 model.initialisation=fan_in train.k=[2,4]
-        model.induction_heads=1 model.alpha=0.5 model.fan_out=4 data.repeats=[0] data.repeats=[0.5]
+        model.induction_heads=1 model.alpha=0.5 data.repeats=[0] data.repeats=[0.5]
         data.repeats=[1,0.5] data.repeats=[0.5,1] data.tasks=0.5 data.tasks=0.1 data.passkeys=0.5 data.passkeys=0.1""",
     NAMED: "model.block_size=51 model.lora_rank=4 train.steps=7 seed=1",
+    AS_IS: "model.dtype=bfloat16 model.dtype=float16",
+    FILE: "model.dtype=float32 model.dtype=float16",
 }
 OTHER_ROWS = {
     "model=landmark": """
@@ -49,7 +52,8 @@ SAME_RUN = {
         cmt.cutoff=0.5 positions.mapping=true model.alpha=0 tokenizer.file=x name=y train.validate_batches=3""",
     "data.passkeys=0.5": "data.needles=4",
     NAMED: "model.num_layers=3 model.name=elsewhere",  # its shape and its place
-    AS_IS: "data.repeats=[0.5] train.steps=7 seed=1 model.lora_rank=4",  # which has no training
+    AS_IS: "data.repeats=[0.5] train.steps=7 seed=1 model.lora_rank=4 model.dtype=float32",  # which has no training
+    FILE: "model.dtype=bfloat16",
 }
 SAME_ROW = {
     "model=landmark": "data.repeats=[0.5] eval.prompts=9 eval.generated=5",

@@ -95,8 +95,11 @@ def files_of_the_core() -> list[Path]:
 
 
 def test_the_core_names_no_extension_these_import_public_names_only_and_a_setting_is_of_one():
+    own = {setting.rpartition(".")[2] for name in NAMES for setting in SETTINGS[name]}
     for path in files_of_the_core():
-        assert not [name for name in NAMES if f"extensions.{name}" in path.read_text(encoding="utf-8")], path
+        text = path.read_text(encoding="utf-8")
+        assert not [name for name in NAMES if f"extensions.{name}" in text or f"extensions/{name}" in text], path
+        assert own.isdisjoint(n.attr for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute)), path
     for path in (PACKAGE / "extensions").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("landmark"):

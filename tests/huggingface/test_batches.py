@@ -1,5 +1,8 @@
 """Texts beside each other and one after the other: each is read as if it were alone, and none is read twice."""
 
+import copy
+import logging
+import pickle
 from functools import partial
 
 import pytest
@@ -165,8 +168,9 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     assert sum(calls) == 60 + 5
     calls.clear()
     assert torch.equal(prefixes.generate(text, **GREEDY), expected)
-    in_tiles = settings is FREE  # chunks end where tiles do, the last one before the token whose logits are wanted
-    assert sum(calls) == (1 if in_tiles else 60 - 54) + 5, "from the last whole chunk on"
+    in_blocks = settings is FREE
+    whole = 56 if in_blocks else 54  # the last whole block, or chunk, before the token whose logits are wanted
+    assert sum(calls) == 60 - whole + 5
     longer = torch.cat([first, text[:, :11]], 1)
     memory = model.new_memory()
     model.generate(text, past_key_values=memory, **GREEDY)
@@ -179,14 +183,14 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     expected = model.generate(edited, **GREEDY)
     calls.clear()
     assert torch.equal(prefixes.generate(edited, **GREEDY), expected)
-    assert sum(calls) == 77 - (40 if in_tiles else 36) + 5
+    assert sum(calls) == 77 - (40 if in_blocks else 36) + 5
     changed = longer.clone()
     changed[0, 70] = (changed[0, 70] + 1) % 256
-    anywhere = in_tiles and family == "llama"  # a text without landmarks or windows is whole at each token
-    assert prefixes.longest(changed[0].tolist()) == (70 if anywhere else 65), "where the text went on before"
+    at_blocks = in_blocks and family == "llama"  # a text without landmarks or windows is whole at each block's end
+    assert prefixes.longest(changed[0].tolist()) == (68 if at_blocks else 64 if in_blocks else 65)
 
 
-def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_once(text):
+def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_once(text, caplog):
     model = wrapped_model("llama")
     prefixes = PrefixCache(model)
     texts = [torch.roll(text, number, 1) for number in range(4)]
@@ -196,9 +200,13 @@ def test_least_recently_used_memories_go_first_and_what_an_error_has_torn_at_onc
     for each in (texts[2], texts[0], texts[3]):
         prefixes.generate(each, **GREEDY)
     assert [prefixes.longest(each[0].tolist()) > 50 for each in texts] == [True, False, True, True]
-    prefixes.most_bytes = 0
-    prefixes.generate(text, **GREEDY)
-    assert not prefixes._kept
+    prefixes.most_bytes = 1
+    caplog.clear()  # whatever level an earlier command has set
+    with caplog.at_level(logging.INFO):
+        for each in (texts[2], text):
+            prefixes.generate(each, **GREEDY)
+            assert [len(prefixes._kept), prefixes.longest(each[0].tolist()) > 50] == [1, True], "the last one stays"
+    assert caplog.text.count("a text of 65 tokens will be read again when it is asked about") == 4
     # Of the second chunk: the first one was read.
     prefixes = PrefixCache(model := wrapped_model("llama"))
     fail_at(model, 2)
@@ -288,3 +296,24 @@ def test_a_memory_that_is_not_loaded_stays_as_it_was(settings, text, tmp_path):
         memory.load(tmp_path / "other")
     assert torch.equal(memory.ids, same.ids)
     assert torch.equal(read(model, text, memory), read(model, text, same))
+
+
+@pytest.mark.parametrize("settings", [{}, FREE], ids=["landmarks", "without"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_copies_and_pickles_of_a_memory_hold_no_model(family, settings, text):
+    model = wrapped_model(family, **settings)
+    cache, weights = model.new_memory(), sum(x.nbytes for x in model.parameters())
+    model.generate(text, past_key_values=cache, **GREEDY)
+    expected = model.generate(torch.cat([cache.ids, text[:, :7]], 1), **GREEDY)
+    pickled = pickle.dumps(cache)
+    assert len(pickled) < min(weights, 2 * cache.nbytes + 50_000)
+    for copied in (copy.deepcopy(cache), copy.deepcopy(copy.deepcopy(cache)), pickle.loads(pickled)):
+        assert copied.nbytes == cache.nbytes
+        whole = torch.cat([copied.ids, text[:, :7]], 1)
+        if settings:  # with landmarks chunks show
+            assert torch.equal(model.generate(whole, past_key_values=copied, **GREEDY), expected)
+        else:
+            model.generate(whole, past_key_values=copied, **GREEDY)
+    other = wrapped_model(family, seed=1, **settings)
+    with pytest.raises(UserError, match="of another model"):
+        other.generate(torch.cat([cache.ids, text[:, :7]], 1), past_key_values=pickle.loads(pickled), **GREEDY)

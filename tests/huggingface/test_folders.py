@@ -1,4 +1,4 @@
-"""Folders and files that hold a model: of transformers' Auto classes, a pickle, the hub, the authors, a .gguf file."""
+"""Folders and files that hold a model: of transformers' Auto classes, a pickle, the hub, the authors."""
 
 import copy
 import io
@@ -8,9 +8,9 @@ import pickle
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from huggingface_hub.utils import filter_repo_objects
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from landmark.data.tokenizers import open_pretrained
 from landmark.huggingface import classes, load, unwrap
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.released import recover
@@ -85,6 +85,16 @@ def test_loads_a_name_of_the_hub(ids, tokenizer, monkeypatch, tmp_path):
     assert its_tokenizer.convert_tokens_to_ids("<landmark>") == model.landmarks.token
     with pytest.raises(UserError, match="someone/egret: no such folder, and the hub did not give it"):
         load("someone/egret")
+
+
+def test_of_the_hub_templates_come_along_and_no_weights_twice(monkeypatch, tmp_path):
+    """A template is a file of its own since transformers 5; some models have a second copy in another format."""
+    asked = {}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **given: asked.update(given) or tmp_path)
+    assert folder_of("someone/heron") == tmp_path
+    files = ["config.json", "chat_template.jinja", "model-00001-of-00002.safetensors", "tokenizer.model"]
+    others = ["original/model.safetensors", "original/params.json", "consolidated.safetensors", "pytorch_model.bin"]
+    assert list(filter_repo_objects([*files, *others], **asked)) == files
 
 
 # ---- the layout of the authors' weight difference, made up at a tiny size
@@ -166,55 +176,3 @@ def test_folders_that_do_not_fit_are_refused(released, tmp_path):
     make_tokenizer().save_pretrained(diff)
     with pytest.raises(UserError, match="has no <landmark>"):
         recover(base, diff)
-
-
-def write_gguf(gguf, model, path):
-    """The model as llama.cpp writes it, with a vocabulary of bytes."""
-    config, writer = model.config, gguf.GGUFWriter(path, "llama")
-    numbers = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
-    numbers |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
-    numbers |= {"head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads}
-    numbers |= {"layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"]}
-    numbers |= {"rope_dimension_count": config.head_dim, "vocab_size": config.vocab_size}
-    for name, value in numbers.items():
-        getattr(writer, f"add_{name}")(value)
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([2, 3, 3, *[6] * (len(tokens) - 3)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        if "q_proj" in name or "k_proj" in name:  # pairs of channels side by side
-            weight = weight.view(-1, 2, config.head_dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def test_is_converted_once_and_a_damaged_file_leaves_nothing(tmp_path, monkeypatch, capsys):
-    gguf = pytest.importorskip("gguf")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=259, num_hidden_layers=2, max_position_embeddings=128, **shape)
-    ).eval()
-    ids = torch.arange(3, 40)[None]
-    write_gguf(gguf, model, file := tmp_path / "tiny.gguf")
-    folder = folder_of(str(file))
-    assert "is converted" in capsys.readouterr().err
-    again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
-    assert folder_of(str(file)) == folder
-    assert "is converted" not in capsys.readouterr().err
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert open_pretrained(folder).encode("a").tolist()[-1] == 3 + ord("a")
-    file.write_bytes(b"GGUF" + b"\0" * 50)
-    with pytest.raises(UserError, match="cannot be converted"):
-        folder_of(str(file))
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -23,7 +23,7 @@ OTHERS = ("mixtral", "gemma2", "gpt_oss")  # have windows or experts: kernels, b
 @pytest.fixture
 def tapes(monkeypatch):
     """Those made in place of CUDA graphs. There are kernels, and graphs, where a cache is on the CPU."""
-    monkeypatch.setattr("landmark.memory.summaries.has_kernels", lambda *_: True)
+    monkeypatch.setattr("landmark.blocks.cache.has_kernels", lambda *_: True)
     monkeypatch.setattr("landmark.huggingface.next_token.Graphs", recording)
     return tapes_of(monkeypatch)
 

@@ -9,8 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 from landmark.attention.layout import insert_landmarks
+from landmark.blocks import attention as sparse_attention
+from landmark.blocks import prefill_kernels
 from landmark.huggingface import LandmarkCollator, wrap
-from landmark.memory import sparse_attention, sparse_attention_kernels
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_config, make_model, make_tokenizer, wrapped_model
 
@@ -216,7 +217,7 @@ def test_reading_with_a_memory_stays_outside_of_the_graph(shallow):
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_nothing_waits_and_nothing_is_elsewhere(family, mapping, monkeypatch):
     """Without a GPU: to look at its numbers on the CPU, or to mix devices, raises an error here."""
-    monkeypatch.setattr(sparse_attention_kernels, "read_tiles", sparse_attention.read_tiles)
+    monkeypatch.setattr(prefill_kernels, "read_tiles", sparse_attention.read_tiles)
     monkeypatch.setattr(sparse_attention, "constant", sparse_attention.constant.__shallow__)  # keeps no such tensors
     settings = {"k": 3, "window": 8, "mapping": mapping}
     model = make_model(family).bfloat16()

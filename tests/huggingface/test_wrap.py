@@ -64,12 +64,12 @@ def test_a_model_that_cannot_have_landmarks_is_refused(make, said, tokenizer):
         ({"memory": {"backend": "torch"}}, "memory has no setting backend"),
         ({"memory": {"cutoff": [0.1]}}, r"cmt.cutoff=\[0.1\]: must be a number"),
         ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
-        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
+        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "memory.window=null: must have a value"),
         ({"landmarks": "none", "memory": {"window": -1}}, "memory.window=-1: must be at least 0"),
         ({"landmarks": "none", "memory": {"k": 4, "first": 5}}, "first=5: is more than"),
         (
             {"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key", "granularity": "per_token_and_group"}},
-            "memory.window=9: .* must be null",
+            "memory has no setting window",
         ),
     ],
 )

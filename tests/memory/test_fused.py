@@ -195,18 +195,6 @@ def test_logits_are_those_of_the_ordinary_path(case, new_memory_is_nan):
         assert len(state.store) == len(other.layers[layer].store)
 
 
-def test_half_precision_token_by_token():
-    model = decoder(3, heads=(2, 1), dtype=torch.float16)
-    memory, other = model.new_memory(k=2), model.new_memory(k=2, backend="blockwise")
-    text = torch.randint(0, LANDMARK, (1, 17))
-    for each in (memory, other):
-        read(model, each, text[:, :13])
-    read_next = NextToken(model, memory, LANDMARK)
-    for token in text[:, 13:].split(1, 1):
-        ours, expected = read_next(token).float(), read(model, other, token).float()
-        assert (ours - expected).norm() <= 0.02 * expected.norm()
-
-
 def test_what_is_recorded_once_is_right_for_later_tokens(monkeypatch):
     """From the beginning of a text on: while there are few blocks, where the store grows, and after both."""
     model = decoder(3, (2, 1))

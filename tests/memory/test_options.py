@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from landmark.attention import ContextMiss
-from landmark.memory.settings import TRAINING_FREE, MemorySettings
+from landmark.blocks.settings import BlockCacheSettings
+from landmark.memory.settings import MemorySettings, Settings
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 
@@ -35,7 +36,7 @@ HARMLESS = {"max_blocks": ("scorer", "recent"), "seed": (), "index": (), "mappin
 
 def read_with_landmarks(given: dict[str, Any]) -> Tensor:
     q, k, v, miss = texts(150, batch=1)
-    memory = new_memory(**{"k": 2, **given})
+    memory = new_memory(**MemorySettings().updated({"k": 2, **given}).saved())
     return feed(memory, q, k, v, [50, 50, 50], extra=ContextMiss(miss) if "cutoff" in given else None)
 
 
@@ -51,10 +52,12 @@ def read_without_landmarks(given: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("read", "usual"), [(read_with_landmarks, MemorySettings()), (read_without_landmarks, TRAINING_FREE)]
+    ("read", "usual"), [(read_with_landmarks, MemorySettings()), (read_without_landmarks, BlockCacheSettings())]
 )
-def test_no_option_is_ignored_beside_another(read: Callable[[dict[str, Any]], Tensor], usual: MemorySettings):
-    chosen = [(name, value) for name, values in OPTIONS.items() for value in values if value != getattr(usual, name)]
+def test_no_option_is_ignored_beside_another(read: Callable[[dict[str, Any]], Tensor], usual: Settings):
+    chosen = [
+        (name, value) for name, values in OPTIONS.items() for value in values if value != getattr(usual, name, None)
+    ]
     found: dict[tuple[Any, ...], Tensor | None] = {}
     for pair in [(), *itertools.combinations(chosen, 1), *itertools.combinations(chosen, 2)]:
         if len({name for name, _ in pair}) == len(pair):

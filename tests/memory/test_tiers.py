@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from landmark.memory.select.scores import best_in_order
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_store import ROWS, SPARE
-from landmark.memory.store.tiers import BlockCache, TierCounts
+from landmark.memory.store.tiers import FetchedBlocks, TierCounts
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
@@ -100,7 +99,7 @@ def rows_of(places, width):
 def test_the_least_recently_used_block_is_dropped_first():
     """Of fetches, the places asked for and those that are not in the cache; an int: the block is overwritten. Where one
     needs more than there is room for, what is missing is read past the cache."""
-    cache, counts = BlockCache(3, torch.zeros(1, 1, 1, 2, 2)), TierCounts()
+    cache, counts = FetchedBlocks(3, torch.zeros(1, 1, 1, 2, 2)), TierCounts()
     cache.reserve(10)
     fetches = [((1, 2, 1), [1, 2]), ((3,), [3]), ((2, 3), []), ((4,), [4]), ((2, 3, 4), []), ((1,), [1])]
     fetches += [((5, 6, 1), [5, 6]), (5, []), ((1, 5), [5]), ((1, 5, 7, 8), [7, 8]), ((1, 5), [])]
@@ -114,16 +113,6 @@ def test_the_least_recently_used_block_is_dropped_first():
         assert torch.equal(keys[rows], values[rows])
         assert sorted(asked) == missing
     assert (counts.cache_hits, counts.cache_misses) == (11, 10)
-
-
-@pytest.mark.parametrize("slots", [1, 2, 5])
-def test_the_cache_forgets_as_an_ordered_dictionary_would(slots):
-    cache, kept = BlockCache(slots, torch.zeros(1, 1, 1, 2, 2)), []
-    cache.reserve(12)
-    for place in np.random.default_rng(0).integers(0, 12, 80).tolist():
-        cache.fetch(np.array([place]), rows_of(asked := [], 8), TierCounts())
-        assert bool(asked) == (place not in kept)
-        kept = [*(each for each in kept if each != place), place][-slots:]
 
 
 @pytest.mark.parametrize("tier", ["device", "cpu"])
@@ -241,10 +230,3 @@ def test_loaded_memories_and_selected_samples_go_on(tmp_path, settings, faiss):
     expected = feed(memory, *rest, [20, 10])
     assert torch.equal(feed(loaded, *rest, [20, 10]), expected)
     assert torch.equal(feed(selected, *(x[chosen] for x in rest), [20, 10]), expected[chosen])
-
-
-def test_without_faiss_the_error_names_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    new_memory()
-    with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):
-        new_memory(index="faiss")

@@ -20,7 +20,6 @@ from landmark.models.checkpoint import load, new_decoder
 from landmark.models.config import DecoderConfig, Landmarks, decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
-from landmark.utils.trust import name_modules
 from landmark.utils.weights import weights_digest
 from tests.saved import edit, hash_again
 from tests.training.training_case import assert_same_weights
@@ -132,39 +131,21 @@ RETRAIN = r"weights\.sha256.*: delete the folder and train again"
     ("damage", "said"),
     [
         (written(WEIGHTS, lambda old: old[:-4096] + bytes(4096)), r"is damaged, its SHA-256 differs .*\.sha256: dele"),
-        (written(WEIGHTS, lambda _: b""), "model.safetensors is damaged"),
         (written(WEIGHTS, lambda _: None), r"model\.safetensors does not exist"),
         *((written(HASHES, lambda _, new=new: new), RETRAIN) for new in (None, b"", b"0000")),
         (written(WEIGHTS, lambda _: save_tensors({"embedding.weight": torch.zeros(3, 3)}), True), "does not fit"),
         (poisoned(math.nan), r"the weight norm\.weight has values that are not finite"),
-        (poisoned(math.inf), r"the weight norm\.weight has values that are not finite"),
         (written(CONFIGURATION, lambda _: b"[]", True), r"config\.json"),
-        (written(CONFIGURATION, lambda _: b'{"kind": "l', True), r"config\.json"),
         (written(CONFIGURATION, lambda _: b"{}", True), r"config\.json.*kind"),
         (edited(num_layers="two"), r"config\.json"),
         (edited(colour="red"), r"model\.colour"),
         (edited(landmark_key="pooled"), "landmark_key=pooled"),
-        (edited(short_convolution=4), "model.short_convolution: there is no such setting"),
     ],
 )
 def test_damaged_and_changed_files_are_refused_in_one_line(folder, damage, said):
     damage(folder)
     with pytest.raises(UserError, match=said):
         load(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nowhere", r"landmark/models/nowhere\.py"),
-        ("generation", r"landmark/models/generation\.py"),
-        ("../decoder", "module ../decoder on Python's path"),
-    ],
-)
-def test_an_unknown_architecture_is_refused(name, said):
-    name_modules([name])
-    with pytest.raises(UserError, match=rf"model\.architecture={name}: there is no {said} that has a Model"):
-        new_decoder(replace(CONFIG, architecture=name))
 
 
 # ---- configurations
@@ -174,13 +155,13 @@ WIDTHS = {"num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
 
 def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
     flat = {"kind": "landmark", "vocab_size": 20, "landmark_id": 19, "block_size": 3, "key_offset": 0.5, **WIDTHS}
-    config = DecoderConfig.from_flat(flat | {"fan_out": 4, "levels": 2, "qk_norm": False, "rope_base": None})
-    assert config.options == {"fan_out": 4, "levels": 2}
+    config = DecoderConfig.from_flat(flat | {"masked": True, "qk_norm": False, "rope_base": None})
+    assert config.options == {"masked": True}
     assert config.to_flat() == flat | config.options
     assert DecoderConfig.from_flat(config.to_flat()) == config
     # A memory knows its model by all but the backend and the architecture.
     same = replace(config, backend="reference"), replace(config, architecture="mine")
-    others = replace(config, options={"fan_out": 2}), replace(config, keys=replace(config.keys, norm=True))
+    others = replace(config, options={}), replace(config, keys=replace(config.keys, norm=True))
     assert {each.fingerprint() for each in same} == {config.fingerprint()}
     assert len({each.fingerprint() for each in (config, *others)}) == 3
     one, other = new(), new()
@@ -188,6 +169,8 @@ def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
     other.norm.weight.data[0] += 1
     assert one.fingerprint() != other.fingerprint() == other.new_memory().model()
     decoder_config(ModelConfig("transformer", **WIDTHS, block_size=0))
+    with pytest.raises(UserError, match="model.fan_out: there is no such setting; .*tried.md"):  # it was removed
+        new_decoder(replace(config, options={"masked": True, "fan_out": 2}))
     with pytest.raises(UserError, match="model=transformer has no landmarks"):
         decoder_config(ModelConfig("transformer", **WIDTHS), cmt=True)
 

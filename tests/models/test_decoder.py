@@ -334,11 +334,14 @@ def test_loss_and_gradients_are_those_of_all_logits(way, weighted, vocabulary):
         torch.testing.assert_close(found, right)
 
 
-def test_half_precision_rounds_no_more_than_autocast(way):
-    """Error of the gradients against float64, beside that of the same in one piece."""
+@pytest.mark.parametrize(("sharpness", "few"), [(1, False), (16, True)])
+def test_half_precision_rounds_no_more_than_autocast(way, sharpness, few, monkeypatch):
+    """Error of the gradients against float64, beside that of the same in one piece; also where few ids have any."""
     torch.manual_seed(0)
-    hidden, weight = torch.randn(2, 40, 16), torch.randn(300, 16)
+    hidden, weight = sharpness * torch.randn(2, 40, 16), torch.randn(300, 16)
     targets = torch.randint(0, 300, (2, 40))
+    made, of_few = [], parts._of_few
+    monkeypatch.setattr(parts, "_of_few", lambda *given: made.append(of_few(*given)) or made[-1])
 
     def gradients(loss_of, dtype=torch.float32):
         leaves = hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
@@ -352,3 +355,13 @@ def test_half_precision_rounds_no_more_than_autocast(way):
     exact = gradients(whole, torch.float64)
     ours = (gradients(lambda *leaves: parts.head_loss(*leaves, targets, None)) - exact).norm()
     assert ours <= 1.2 * (gradients(whole) - exact).norm()
+    assert all((len(ids) < 30) == few for _, ids, _ in made)
+    assert bool(made) != parts.HAS_TRITON
+
+
+def test_a_second_backward_pass_is_refused(way):
+    hidden, weight = torch.randn(1, 3, 4, requires_grad=True), torch.randn(9, 4)
+    loss, _ = parts.head_loss(hidden, weight, torch.zeros(1, 3, dtype=torch.int64), None)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one backward pass"):
+        loss.backward()

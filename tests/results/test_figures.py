@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -12,10 +11,8 @@ import vl_convert
 
 from landmark.config import to_config
 from landmark.config.rows import named
-from landmark.config.schema import PanelConfig
 from landmark.results import render, tables
-from landmark.results.charts import COLOURS, Look, frame, point, series_looks
-from landmark.results.charts import curves as draw_curves
+from landmark.results.charts import COLOURS, frame, series_looks
 from landmark.results.figures import FIGURES, draw, panels
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, check_figure
@@ -172,10 +169,6 @@ def test_values_far_above_leave_the_picture_and_are_named():
     assert scale["domain"] == pytest.approx([0.94, 2.06])
     assert note == "above: b"
     assert frame({"a": [1.0, 2.0]}, 3.0) == ({}, "")
-    made = [point("b", x, y) for x, y in ((1.0, 1.0), (2.0, 3.0), (3.0, 1.0))]
-    y = {"title": "y", "scale": {"domain": [0.0, 2.0]}}
-    panel = draw_curves("t", made, {"b": Look("#000000")}, {"title": "x"}, y, note="above: b")
-    assert [(each["x"], each["y"]) for each in points(panel)] == [(1.0, 1.0), (2.0, None), (3.0, 1.0)]
     records = {name: [dict(each[0])] for name, each in tabulate("ablation_retrieval").records.items()}
     far = records["random_2048"][0]
     segments = [[*at, 1.5 * nll] for *at, nll in far["results"]["segments"]]
@@ -194,15 +187,6 @@ def test_a_listed_panel_has_few_series_and_each_has_rows(experiment):
         assert 2 <= len(panel.series) <= 5 or panel.value == "copies", title
         for pattern in " ".join(panel.series.values()).split():
             assert any(fnmatchcase(row, pattern) for row in named(config)), f"{title}: {pattern}"
-
-
-def test_series_of_one_length_stand_beside_their_names_and_those_without_rows_are_left_out():
-    def first(**series):
-        listed = {"a": PanelConfig(series={"none": "nothing_*", **series})}
-        return panels(replace(tabulate("ablation_retrieval"), panels=listed))[0][0]
-
-    assert [each["name"] for each in points(first(best="landmark_2048", newest="recent_2048"))] == ["best", "newest"]
-    assert first().title == "Perplexity", "then the experiment's figure is drawn"
 
 
 # ---- the probe `copy`: maps of the blocks that tokens retrieve, and the loss on both copies
@@ -259,11 +243,6 @@ def test_the_row_of_the_same_length_that_retrieves_recent_blocks_stands_beside(r
     assert titles(table) == [[MAP + "a_400", MAP + "recent_400"], [LOSS]]
     shades = [panel.chart.to_dict()["layer"][0]["encoding"]["fill"]["scale"]["domain"] for panel in panels(table)[0]]
     assert shades == [[0, 0.6]] * 2
-    rows["better_400"] = record("better_400", best=0.6)
-    rows["better_400"][0]["results"]["second_copy"] = 1.2
-    assert titles(build("t", rows))[0] == [MAP + "better_400", MAP + "recent_400"]
-    del rows["recent_400"]
-    assert titles(build("t", rows))[0] == [MAP + "long_800"]
     by_chance = {name: record(name, best=0.1, scorer=name[:-4]) for name in ("random_400", "recent_400")}
     assert titles(build("t", by_chance))[0] == [MAP + "random_400", MAP + "recent_400"]
 

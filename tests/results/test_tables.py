@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from landmark.results import paper, render
+from landmark.results import render
 from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
-from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference
 from tests.configurations import row_record
 from tests.results.made_up import beside_the_papers, composed
@@ -59,20 +58,6 @@ def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_
     records = {name: [make_record(config, name, 20.0)] for name, config in configs.items()}
     assert [row.paper for row in build("t", records, published).rows] == [14.92, None]
     assert not build("t", {"b": records["b"]}, published).published
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(["a/gemma", "a/gemma"], "t: gemma, data"), (["a", None], "t: size nano, data"), (["a", "b"], "t: size")],
-)
-def test_header_names_the_model_of_transformers_that_all_rows_read_with(configure, make_record, names, said):
-    records = {}
-    for number, name in enumerate(names):
-        record = make_record(configure("size=nano", f"seed={number}"), f"row{number}", 20.0)
-        own = [] if name is None else ["model.name=other", f"model.name={name}"]
-        record["labels"]["overrides"] = ["size=nano", *own]
-        records[f"row{number}"] = [record]
-    assert build("t", records).header.startswith(said)
 
 
 def test_a_narrow_terminal_shows_what_differs_and_every_column_has_a_title(table1):
@@ -137,18 +122,6 @@ def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_
     (found,) = build("t", {"a": seeds}).rows
     assert (found.second_copy, found.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
     assert found.first_copy_spread == 0
-
-
-def test_papers_of_the_same_settings_twice_are_refused(configure, make_record, published, tmp_path, monkeypatch):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "paper.csv").write_text("dataset,model\npg19,landmark\n")
-    monkeypatch.setattr(paper, "EXPERIMENTS", tmp_path)
-    with pytest.raises(UserError, match="column block_size, eval_length"):
-        read_paper("x")
-    assert read_paper("y") == []
-    record = make_record(configure("model=transformer"), "a", 10.0)
-    with pytest.raises(UserError, match="2 rows with the same settings"):
-        build("t", {"a": [record]}, [*published, *published])
 
 
 def test_a_trial_is_marked_and_compared_with_nothing():

@@ -4,17 +4,18 @@ import errno
 import json
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 import torch
 
+from landmark.answering import templates
 from landmark.huggingface import LandmarkCache, wrap
-from landmark.serving.answering import Sampling
+from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.huggingface.conftest import FREE, SETTINGS, make_model
 from tests.serving.conftest import KEYS, Server
-from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -106,6 +107,22 @@ def talk(**given):
         (*talk(tools=[{"type": "function"}]), f"tools: {CANNOT}"),
         (*talk(messages=[{"role": "narrator", "content": "Hello"}]), "messages.0.role"),
         (*talk(modalities=["audio"]), f"modalities: {CANNOT}"),
+        (*text([True, False]), "prompt"),
+        (*text(max_tokens=1e9), "max_tokens: Input should be a valid integer"),
+        *(
+            (*text(**{name: value}), name)
+            for name, values in {
+                "repetition_penalty": (1e-300, 0, 101, "1"),
+                "temperature": (2.1, True, 1e400),
+                "top_p": (0, 1.5),
+                "min_p": (1, -0.1),
+                "top_k": (-2, 1.5, 2**63),
+            }.items()
+            for value in values
+        ),
+        *((*talk(chat_template_kwargs={each: 1}), f"no setting {each}") for each in ("chat_template", "messages")),
+        (*talk(continue_final_message=True), "the last message is no assistant's"),
+        (*talk(add_generation_prompt=False), "add_generation_prompt: must be true"),
     ],
 )
 def test_refusals_have_openais_form_and_one_line(http, path, body, status, said):
@@ -233,6 +250,31 @@ def test_a_client_that_sends_its_history_again_has_its_new_tokens_read_alone(cha
     assert of_another.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_the_last_message_is_gone_on_with(chats):
+    """With vLLM's fields; its ids are those of the message that is sent."""
+    begun = [user("Who?"), said("ab")]
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False, "temperature": 0}
+    found = chats.http().post("/chat/completions", json={"messages": begun, **goes_on}).json()
+    whole = chats.ask(
+        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nab"
+    )
+    assert found["choices"][0]["message"]["content"] == whole.choices[0].text
+    assert found["usage"]["prompt_tokens"] == whole.usage.prompt_tokens
+
+
+def test_a_template_that_loops_ends_with_a_refusal_and_others_are_answered_meanwhile(tmp_path, monkeypatch):
+    endless = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    model, tokenizer = make(template=endless)
+    monkeypatch.setattr(templates, "SECONDS", 1.5)
+    with Server(model, tokenizer, tmp_path) as running, ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(running.http().post, "/chat/completions", json=CHAT)
+        assert running.ask("A heron").choices
+        assert not refused.done()
+        found = refused.result()
+    assert found.status_code == 400
+    assert "was not done with them in 1.5 s" in found.json()["error"]["message"]
+
+
 def test_reasoning_is_apart_from_the_answer(tmp_path):
     model, tokenizer = make()
     with Server(model, tokenizer, tmp_path) as running:
@@ -264,21 +306,3 @@ def test_health_schemas_and_preflights_need_no_key(server):
     assert [each.id for each in client.models.list()] == [client.models.retrieve("landmark").id] == ["landmark"]
     with pytest.raises(openai.NotFoundError, match="there is no model gpt/4: this server has landmark"):
         client.models.retrieve("gpt/4")
-
-
-@pytest.mark.parametrize(
-    ("changes", "drawn"),
-    [
-        ({}, {0, 1, 2, 3}),
-        ({"top_k": 2}, {2, 3}),
-        ({"min_p": 0.5}, {3}),
-        ({"top_p": 0.5}, {3}),
-        ({"temperature": 0.0}, {3}),
-        ({"temperature": 0.0, "repetition_penalty": 100.0}, {2}),
-    ],
-)
-def test_tokens_are_drawn_as_the_settings_say(changes, drawn):
-    sampling, scores = Sampling(1, **changes), torch.tensor([[-40.0, 0.5, 1.0, 2.0]])
-    scores = sampling.warpers()(torch.tensor([[3]]), scores)
-    possible = set(scores[0].isfinite().nonzero().flatten().tolist()) if sampling.draws else {int(scores.argmax())}
-    assert possible == drawn

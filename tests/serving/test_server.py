@@ -1,22 +1,36 @@
 """The server over a real port, asked by the real client of OpenAI and by 32 clients at once."""
 
 import gc
+import json
+import logging
+import os
+import re
+import signal
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
 import pytest
 import tokenizers
+from fastapi.testclient import TestClient
 from transformers import PreTrainedTokenizerFast
 
-from landmark.huggingface import PrefixCache
-from landmark.serving import answering
+from landmark.answering import answering
+from landmark.answering.answer import Decoding
+from landmark.answering.answering import Answering
+from landmark.documents import document_of
+from landmark.huggingface import LandmarkCache, PrefixCache
+from landmark.serving import app, service
 from landmark.serving.__main__ import main
-from landmark.serving.answering import Answering, Decoding
-from tests.forked import wait_for
-from tests.huggingface.conftest import FREE, make_tokenizer, wrapped_model
+from landmark.serving.app import make_app
+from landmark.serving.memories import ServerSettings
+from tests.documents.files import docx, zipped
+from tests.forked import Started, free_port, wait_for
+from tests.huggingface.conftest import FREE, make_tokenizer, save_model, wrapped_model
 from tests.serving.conftest import KEYS, Server, greedily
 
 pytestmark = pytest.mark.timeout(900)  # for a busy machine
@@ -48,18 +62,29 @@ def test_completions_and_chats_are_the_models_own(server, model, tokenizer):
         assert server.ask(prompt, stop=expected[1:3]).choices[0].text == expected[: expected.find(expected[1:3])]
 
 
-def test_answers_are_sampled_by_default_and_wrong_keys_and_bodies_refused(server):
-    """OpenAI's default temperature is 1."""
+def test_answers_are_as_the_model_recommends_and_wrong_keys_and_bodies_refused(server, model, monkeypatch):
+    """Where it says nothing, greedy; another temperature than OpenAI's default of 1."""
     asked, create = {"model": "landmark", "prompt": "The heron", "max_tokens": 8}, server.client().completions.create
-    found = [create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
-    assert found[0] == found[1] == create(**asked, seed=1, temperature=1).choices[0].text
+    greedy = create(**asked, temperature=0).choices[0].text
+    assert {create(**asked, seed=seed).choices[0].text for seed in (1, 2, 3)} == {greedy}
+    found = [create(**asked, seed=seed, temperature=1).choices[0].text for seed in (1, 1, 2, 3, 4)]
+    assert found[0] == found[1]
     assert len(set(found)) > 1
+    for name, value in {"do_sample": True, "top_k": 4096}.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert [create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)] == found
+    assert create(**asked, seed=2, temperature=0).choices[0].text == greedy
     with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
         server.ask("Hello", "another-key")
     with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
         server.ask("x" * 5000)
     assert error.value.status_code == 413
-    assert server.http().post("/completions", content=iter([b"{}"])).status_code == 413, "of unknown length"
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    in_parts = {"content": iter([body[:9], body[9:]]), "headers": {"content-type": "application/json"}}
+    assert server.http().post("/completions", **in_parts).status_code == 200
+    large = server.http().post("/completions", content=iter([b"x" * 3000] * 2))
+    assert large.status_code == 413, "a body of unknown length is counted"
+    assert "more than 4,000 bytes" in large.json()["error"]["message"]
     refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
     assert refused.status_code == 401, "the body was read before the key"
 
@@ -99,7 +124,7 @@ def test_a_text_is_decoded_as_its_tokens_come(kind):
     ids = tokenizer(text * 3)["input_ids"]
     for count in range(1, len(ids) + 1):
         tokens, seen = [], [""]
-        decoding = Decoding(tokenizer, tokens)
+        decoding = Decoding(tokenizer.decode, tokens)
         for number, token in enumerate(ids[:count], 1):
             tokens.append(token)
             seen.append(decoding.text(whole=number == count))
@@ -111,7 +136,7 @@ def test_a_text_is_decoded_as_its_tokens_come(kind):
 def test_bytes_that_are_no_letters_are_shown_as_they_come():
     tokenizer, tokens, seen = make_tokenizer(), [], ""
     broken = tokenizer("🪶")["input_ids"][1]  # a byte in the middle of a letter
-    decoding = Decoding(tokenizer, tokens)
+    decoding = Decoding(tokenizer.decode, tokens)
     for number in range(1, 50):
         tokens.append(broken)
         seen = decoding.text(whole=False)
@@ -135,6 +160,16 @@ def test_32_clients_at_once_are_answered_as_if_alone(server, model, tokenizer):
         assert list(pool.map(talk, range(32))) == expected
 
 
+def test_a_file_that_is_no_plain_text_is_a_document_or_refused_by_its_kind(tokenizer, tmp_path):
+    with Server(wrapped_model("llama", **FREE), tokenizer, tmp_path) as running:
+        put = [running.http().put("/documents/book", content=content) for content in (docx(), zipped({"a": "b"}), b"")]
+    text = document_of(docx(), "book").text
+    assert put[0].json() == {"id": "book", "object": "document", "tokens": len(tokenizer(text)["input_ids"])}
+    assert [each.status_code for each in put] == [200, 400, 400]
+    assert put[1].json()["error"]["message"].startswith("book: is ")
+    assert "is empty" in put[2].json()["error"]["message"]
+
+
 @pytest.mark.parametrize("settings", [{}, FREE])
 def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tmp_path):
     model = wrapped_model("gemma3", local=16, **settings)
@@ -152,8 +187,25 @@ def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tm
         asked = {"model": "landmark", "messages": chat, "temperature": 0, "max_tokens": 4}
         of_chat = running.client().chat.completions.create(**asked, extra_body={"document": posted["id"]})
     assert [each.choices[0].text for each in found] == expected * 2
-    assert all(each.usage.prompt_tokens_details.cached_tokens >= len(text) for each in [*found, of_chat])
+    known = len(text) if not settings else len(text) // model.landmarks.block_size * model.landmarks.block_size
+    assert all(each.usage.prompt_tokens_details.cached_tokens >= known for each in [*found, of_chat])
     assert of_chat.choices[0].message.content == greedily(model, tokenizer, "user: Who? \nassistant:", text)
+
+
+@pytest.mark.parametrize("settings", [{}, FREE])
+def test_a_document_in_memory_is_not_loaded_again(settings, tokenizer, tmp_path, monkeypatch):
+    """Its last tokens are no whole block: they are read again with each question, of which nothing else is."""
+    model, loaded, load = wrapped_model("gemma3", local=16, **settings), [], LandmarkCache.load
+    monkeypatch.setattr(LandmarkCache, "load", lambda *given: loaded.append(load(*given)))
+    with Server(model, tokenizer, tmp_path) as running:
+        running.http().put("/documents/book", content=b"A heron waits. " * 5)
+        for question in ("Who? ", "Where? ", "Who waits? "):
+            running.ask(question, extra_body={"document": "book"})
+        assert not loaded
+    with Server(model, tokenizer, tmp_path) as running:
+        for question in ("Who? ", "Where? "):
+            running.ask(question, extra_body={"document": "book"})
+    assert len(loaded) == 1
 
 
 def test_documents_that_cannot_be_kept_are_refused_before_they_are_read(model, tokenizer, tmp_path, monkeypatch):
@@ -195,3 +247,129 @@ def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, 
             wait_for(lambda: not made[0]._kept[0].in_use, 30)
     finally:
         gc.enable()
+
+
+def events(response):
+    """The events and comments of a stream, as they come."""
+    return (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+
+@pytest.fixture
+def slow(model, monkeypatch):
+    """A model that takes 0.1 s for each part of a text."""
+    forward = type(model).forward
+
+    def wait(self, *given, **named):
+        time.sleep(0.1)
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(app, "SILENCE", 0.25)
+    monkeypatch.setattr(service, "SILENCE", 0.25)
+    return model
+
+
+def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_path, caplog):
+    """Its headers come before anything is read; the log and the upload of a document say how far it is."""
+    text, tokens = "A heron waits. " * 16, 240
+    with caplog.at_level(logging.INFO), Server(slow, tokenizer, tmp_path) as running:
+        asked = {"json": {"prompt": text, "max_tokens": 2, "stream": True}}
+        with running.http().stream("POST", "/completions", **asked) as found:
+            assert found.headers["content-type"].startswith("text/event-stream")
+            first, *rest = events(found)
+        assert first.startswith(":")
+        assert any(each.endswith(f"of {tokens} tokens read") for each in [first, *rest])
+        assert [json.loads(each)["choices"][0]["finish_reason"] for each in rest if each.startswith("{")][
+            -1
+        ] == "length"
+        assert rest[-1] == "[DONE]"
+        put = {"content": text.encode()[::-1], "params": {"stream": "true"}}
+        with running.http().stream("PUT", "/documents/book", **put) as found:
+            *progress, document, end = events(found)
+        assert json.loads(document) == {"id": "book", "object": "document", "tokens": tokens}
+        assert end == "[DONE]"
+        read = [json.loads(each) for each in progress]
+        assert all(each["object"] == "document.progress" for each in read)
+        assert any(0 < each["read"] < each["tokens"] == tokens for each in read)
+        with running.http().stream("PUT", "/documents/-", **put) as found:
+            assert "a name has 1 to 64" in next(events(found))
+    assert re.search(rf"document book: \d+ of {tokens} tokens read", caplog.text)
+
+
+def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_path, monkeypatch):
+    """Which changes nothing of it."""
+    model, read, asked = wrapped_model("gemma3", local=64, **FREE), [], threading.Event()
+    forward, text = type(model).forward, "A heron waits. " * 60
+
+    def wait(self, ids, **given):
+        read.append(ids.shape[1])
+        if len(read) == 4:
+            assert asked.wait(100)
+        time.sleep(0.05 * (len(read) > 4))
+        return forward(self, ids, **given)
+
+    with Server(model, tokenizer, tmp_path / "alone") as running:
+        running.http().put("/documents/book", content=text.encode())
+        expected = running.ask("Who? ", extra_body={"document": "book"}).choices[0].text
+    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(answering, "SHARED", 16)
+    with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(1) as pool:
+        put = pool.submit(running.http().put, "/documents/book", content=text.encode())
+        wait_for(lambda: len(read) == 4)
+        asked.set()
+        running.ask("A crow. ")
+        assert put.result().status_code == 200
+        assert set(read[:4]) == {64}
+        assert 16 in read
+        assert running.ask("Who? ", extra_body={"document": "book"}).choices[0].text == expected
+
+
+def test_ctrl_c_ends_running_answers(model, tokenizer, tmp_path):
+    """Of the command itself, which then ends without a traceback."""
+    folder, port = save_model(tmp_path / "model", model, tokenizer), free_port()
+    words = ["-m", "landmark.serving", str(folder), f"--port={port}", "--tokens=1000000", "--dtype=float32"]
+    server = Started(words, tmp_path, {**os.environ, "LANDMARK_API_KEY": KEYS[0]})
+    url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {KEYS[0]}"}
+    with ThreadPoolExecutor(1) as pool:
+        wait_for(lambda: answers(f"{url}/health") or not server.process.is_alive())
+        body = {"prompt": "A", "max_tokens": 1_000_000, "temperature": 0}
+        given = {"headers": headers, "timeout": 100}
+        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body, **given)
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, **given) as streamed:
+            events_ = events(streamed)
+            next(events_)
+            os.kill(server.process.pid, signal.SIGINT)
+            *_, error, end = events_
+        assert json.loads(error)["error"]["message"] == "the server stops"
+        assert end == "[DONE]"
+        assert (whole.result().status_code, whole.result().json()["error"]["type"]) == (503, "server_error")
+    done = server.wait()
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def answers(url):
+    with suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+
+
+def test_the_model_has_the_name_with_which_the_server_was_started(model, tokenizer, tmp_path):
+    names = "somebody/heron-1b", "heron-1b", "", None
+    settings = ServerSettings(tmp_path, KEYS)
+    with TestClient(make_app(model, tokenizer, settings, names[0])) as client:
+        client.headers["Authorization"] = f"Bearer {KEYS[0]}"
+        for name in names:
+            found = client.post("/v1/completions", json={"prompt": "A", "max_tokens": 1, "model": name})
+            assert found.json()["model"] == "heron-1b"
+        assert client.get(f"/v1/models/{names[0]}").json()["id"] == "heron-1b"
+        assert client.post("/v1/completions", json={"prompt": "A", "model": "heron"}).status_code == 404
+
+
+def test_help_shows_every_limit_with_its_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["landmark.serving", "--help"])
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().out
+    for name, default in {"dtype": "auto", "tokens": 4096, "body": 16 << 20, "defaults": "model"}.items():
+        assert re.search(rf"--{name} [^-]*\(default: {default}\)", said)

@@ -1,15 +1,12 @@
 """The files of real offline W&B runs, of a model too small to learn anything, and their dashboard."""
 
 import json
-import math
 from types import SimpleNamespace
 
 import pytest
 
 from landmark.experiment.records import Records
-from landmark.tracking import dashboard
 from landmark.tracking.tracker import of_run
-from landmark.utils.errors import UserError
 from landmark.utils.source_tree import commit
 from tests.tracking.wandb_server import read_offline
 from tests.workplace import run_task
@@ -32,20 +29,13 @@ def offline(books, tmp_path_factory):
         run_task(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
         prompts = ("data=passkey", "eval.length=300", "eval.local=300", "eval.prompts=1", "eval.generated=1")
         run_task("model=landmark", *prompts, *TINY, f"output={output}")
-        text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}")
-        run_task(*text, "eval.prompts=2", "eval.task=copy", "eval.length=128", "eval.local=64")
+        text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")
+        run_task(*text, "eval.task=copy", "eval.length=128", "eval.local=64")
         sentences = tmp_path_factory.mktemp("sentences")
         said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
         (sentences / "a.txt").write_text("".join(map(said.format, range(300))))
         found = ("data=documents", f"data.path={sentences}", *text[:1], *text[2:])
-        run_task(
-            *found,
-            "eval.prompts=2",
-            "eval.task=rank_by_landmark",
-            "eval.length=64",
-            "eval.local=64",
-            "eval.tokens=null",
-        )
+        run_task(*found, "eval.task=rank_by_landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
         run_task(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
     runs = read_offline(output)
     kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}
@@ -75,16 +65,11 @@ def test_there_is_a_run_for_each_training_row_and_table_and_training_is_followed
 def test_a_row_has_its_perplexity_by_position_and_its_retrieval_by_layer(offline):
     for run in offline.evaluate[:3]:
         results = offline.records.find("rows", run.identity)["results"]
-        assert run.series("segment/position") == [64 * (i + 1) for i in range(32)]
         weights = [tokens for tokens, _ in results["position_nll"]]
         mean = sum(w * nll for w, nll in zip(weights, run.series("segment/nll"))) / sum(weights)
         assert mean == pytest.approx(results["nll"])
-        assert run.series("segment/perplexity") == pytest.approx([math.exp(nll) for nll in run.series("segment/nll")])
         assert run.summary["perplexity"] == results["perplexity"]
-        assert {"segments", "memory/drop_rates"}.isdisjoint(run.metrics)
         assert run.summary["memory/drop_rate"] == results["memory"]["drop_rate"]
-        assert run.summary["retrieval/distinct_blocks"] == results["retrieval"]["distinct_blocks"]
-        assert run.series("layer/number") == [0, 1]
         blocks, moved = (run.series(f"layer/{key}") for key in ("distinct_blocks", "bytes_moved"))
         assert sum(blocks) / 2 == pytest.approx(results["retrieval"]["distinct_blocks"])
         assert sum(moved) == pytest.approx(results["retrieval"]["bytes_moved"])
@@ -169,17 +154,3 @@ def test_everything_the_dashboard_shows_was_logged_and_that_of_an_experiment_sho
     (condition,) = filtered
     assert (condition["key"], condition["op"]) == ({"section": "run", "name": "name"}, "IN")
     assert set(condition["value"]) == {run.identity for run in [offline.train[0], *offline.evaluate[:3]]}
-
-
-def test_a_dashboard_that_cannot_be_made_is_one_line(configure, books, tmp_path, monkeypatch):
-    from wandb_workspaces.workspaces import Workspace
-
-    def refuse(self):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(Workspace, "save", refuse)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    with pytest.raises(UserError, match=r"W&B did not take the workspace \(no route\)"):
-        dashboard.publish(dashboard.build(configure()))
-    with pytest.raises(UserError, match="corpus pg19 is not prepared"):
-        run_task("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}")

@@ -119,7 +119,7 @@ def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatc
         if trouble == "gone":
             server.go_away()
 
-    config = configure(f"output={tmp_path}", "name=survival")
+    config = configure(f"output={tmp_path}")
     with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path / "run") as made:
         _, summary = run(make_config("transformer"), tmp_path, [*made, At(15, begin)])
     every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})
@@ -211,7 +211,7 @@ ATTEMPT = """
 import os, sys, time, psutil
 from pathlib import Path
 from landmark.tracking import loggers, wandb_run
-from tests.configurations import compose_conf
+from tests.configurations import SMALL, compose_conf
 from landmark.config import to_config
 first, last, is_killed = map(int, sys.argv[1:])
 points = loggers.earlier_points(Path("."), "abc")

@@ -64,14 +64,6 @@ def test_every_weight_is_in_one_group_and_matrices_alone_decay(kind):
     }
 
 
-def test_a_head_of_its_own_does_not_decay():
-    model = nn.Module()
-    model.embedding, model.blocks = nn.Embedding(8, 4), nn.ModuleList([nn.Linear(4, 4, bias=False)])
-    model.head = nn.Linear(4, 8, bias=False)
-    decayed, _ = parameter_groups(model, 0.1)
-    assert [id(weight) for weight in decayed["params"]] == [id(model.blocks[0].weight)]
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_muon_takes_the_matrices_and_adamw_the_rest(dtype, monkeypatch):
     """The step of each is that of its own optimizer, at its own learning rate; PyTorch's Muon is in bfloat16."""

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from landmark.config import to_config
-from landmark.config.checks import check
 from landmark.models import load, save
 from landmark.training.sharding import layers
 from landmark.utils.metrics_csv import read_metrics
-from tests.configurations import compose_conf, decoder_config
+from tests.configurations import decoder_config
 from tests.together import together
 from tests.training.training_case import EXTRAS, train_all, train_exactly
 
@@ -99,10 +97,3 @@ def test_layers_of_transformers_are_the_units_and_their_weights_gathered_elsewhe
         save(model, tmp_path, state)
         for name, tensor in load(tmp_path).state_dict().items():
             assert torch.equal(tensor, state[name])
-
-
-@pytest.mark.parametrize("experiment", ["finetune_llama", "table1_pg19"])
-def test_the_preset_composes(experiment):
-    config = to_config(compose_conf([f"+experiment={experiment}", "trainer=fsdp"]))
-    check(config)
-    assert (config.trainer.strategy, config.trainer.accelerator) == ("fsdp", "gpu")

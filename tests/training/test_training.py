@@ -2,14 +2,11 @@
 
 import hashlib
 import math
-import os
 import re
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,11 +18,9 @@ from landmark.models import load
 from landmark.training import discard_checkpoints
 from landmark.training.checkpointing import SIGNALS, checkpoints, hash_path
 from landmark.training.lightning_module import LanguageModelTraining
-from landmark.training.progress_callback import ProgressCallback
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import Stopped, UserError
 from landmark.utils.metrics_csv import COLUMNS, append_metrics, drop_lines_after, read_metrics
-from landmark.utils.progress import new_bar
 from tests.together import exit_codes
 from tests.training.training_case import (
     EXTRAS,
@@ -128,40 +123,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a weight became nan at step 8; no checkpoint was written before"):
         run(make_config("transformer"), tmp_path)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [("devices", 2, "must be started by torchrun"), ("accelerator", "gpu", "trainer: No supported gpu backend found")],
-)
-def test_devices_that_are_not_there_are_refused(key, value, said, tmp_path):
-    config = make_config("transformer")
-    setattr(config.trainer, key, value)
-    with pytest.raises(UserError, match=said):
-        run(config, tmp_path)
-
-
-def bar_of_a_training():
-    shown = ProgressCallback(SimpleNamespace(steps=9), "reading")  # pyright: ignore[reportArgumentType]
-    shown.on_train_start(SimpleNamespace(global_step=0, is_global_zero=True), None)  # pyright: ignore
-    return shown._bar
-
-
-@pytest.mark.parametrize("make", [bar_of_a_training, lambda: new_bar("reading")])
-def test_a_terminal_that_says_it_has_no_size_shows_progress(make, monkeypatch):
-    """As a new pseudo-terminal does."""
-    ours, terminal = os.openpty()
-    with os.fdopen(terminal, "w") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        bar = make()
-        bar.delay = 0
-        bar.refresh()
-        shown = b""
-        while b"reading" not in shown:
-            shown += os.read(ours, 1000)  # waits for it
-        bar.close()
-    os.close(ours)
 
 
 # ---- a training that was killed or has ended goes on

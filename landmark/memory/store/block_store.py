@@ -20,6 +20,11 @@ def mean_keys(keys: Tensor) -> Tensor:
     return keys[..., :-1, :].mean(-2)
 
 
+def _last_key(keys: Tensor) -> Tensor:
+    """The landmark's key of blocks (…, ℓ + 1, d)."""
+    return keys[..., -1, :]
+
+
 class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
@@ -39,7 +44,7 @@ class BlockStore:
     ):
         self._store, self._counts = store or Store(), counts or TierCounts()
         self.max_blocks = self._store.max_blocks
-        self._make: dict[str, Summary] = {LANDMARKS: lambda keys: keys[..., -1, :], **(summaries or {})}
+        self._make: dict[str, Summary] = {LANDMARKS: _last_key, **(summaries or {})}
         self.summaries = dict.fromkeys(self._make, torch.empty(0))
         self.added = 0  # blocks ever added
         self.capacity = 0

@@ -19,6 +19,7 @@ from torch import Tensor
 from landmark.memory.settings import TIERS
 from landmark.utils.errors import UserError
 
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 Read = Callable[[Tensor, Tensor], Tensor]  # reads the blocks at places (n,) into a tensor (n, 2·ℓ·d) on the CPU
 
 
@@ -39,6 +40,25 @@ def grown(x: Tensor, dim: int, size: int, *, pinned: bool = False) -> Tensor:
     return made
 
 
+def mapped_file(numbers: int, dtype: torch.dtype, folder: Path | str | None) -> Tensor:
+    """Zeros (numbers,) in a file without a name, which vanishes with the process. folder: None: the system's.
+
+    Its room is taken before it is mapped: where a file has no room for what is written to its map, the system ends the
+    process. Raises UserError where no file can be made, or the disk is full.
+    """
+    folder = Path(folder or tempfile.gettempdir())
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, numbers) * dtype.itemsize)
+            return torch.from_file(file.name, True, max(1, numbers), dtype=dtype)[:numbers]
+    except OSError as error:
+        said = f"cannot make a file there ({error.strerror})"
+        if error.errno in FULL:
+            said = f"no room for {numbers * dtype.itemsize / 1e6:,.1f} MB more ({error.strerror}); name a folder on a "
+            said += "larger disk"
+        raise UserError(f"memory.folder={folder}: {said}") from error
+
+
 @dataclass
 class TierCounts:
     """Counts of blocks fetched from a slower tier.
@@ -51,7 +71,7 @@ class TierCounts:
     bytes_moved: int = 0
 
 
-class BlockCache:
+class FetchedBlocks:
     """Slots for blocks of one head on the compute device; the CPU knows which block each slot holds.
 
     keys, values: (slots, ℓ, d). A *place* is the index of a block of one head among all rows, samples and heads. Where
@@ -232,7 +252,7 @@ class CachedBlocks:
         """Start with no block like (B, H, n, ℓ, d). cache: fetched blocks (all heads) that the device keeps."""
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
-        self._cache = BlockCache(cache * self._heads, like)
+        self._cache = FetchedBlocks(cache * self._heads, like)
 
     @property
     def bytes_kept(self) -> int:
@@ -315,7 +335,7 @@ class FileRows:
                 left, at = left[done:], at + done
         except OSError as error:
             said = f"cannot write there ({error.strerror})"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno in FULL:
                 said = f"no room for {len(left) / 1e6:,.1f} MB more of blocks ({error.strerror}); name a folder on a "
                 said += "larger disk, or keep fewer with memory.blocks"
             raise UserError(f"memory.folder={self._folder}: {said}") from error

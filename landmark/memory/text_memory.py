@@ -1,0 +1,118 @@
+"""What every memory of a text does, whether its blocks have landmarks or not: the seam behind the caches of a model."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from landmark.attention import Scoring, Sinks
+from landmark.memory.retrievals import Observer
+
+Place = str | torch.device | Callable[[int], torch.device]
+
+
+class Piece(NamedTuple):
+    """Tokens start … stop of a text, read together. known: whether none of them gets logits."""
+
+    start: int
+    stop: int
+    known: bool
+
+
+class TextMemory(Protocol):
+    """Keys and values of a text in all layers with full attention.
+
+    For each piece of a text: `begin`, `attend` in each layer, then `commit`, or `discard` after an error.
+
+    is_rotated: whether keys and queries come with the positions that the model gives them; else the memory assigns
+    positions. position: places committed, landmarks included; tokens_read: without them. settled: positions at the
+    beginning that depend on the text alone, and not on what follows. width: positions of a block. visible_from: the
+    first position that the next query sees without choosing its block. model: returns a string that identifies the
+    model, without which a saved memory is not loaded.
+    """
+
+    is_rotated: bool
+    block_size: int
+    observer: Observer | None
+    model: Callable[[], str | None] | None
+    position: int
+
+    @property
+    def settled(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def tokens_read(self) -> int: ...
+    @property
+    def visible_from(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def stats(self) -> dict[str, Any]: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def has_dropped(self) -> bool: ...
+    @property
+    def unrotated_layers(self) -> frozenset[int]: ...
+
+    def reset(self) -> None: ...
+
+    def expect(self, tokens: int) -> None:
+        """Make room for so many tokens more."""
+        ...
+
+    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
+        """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` at a time."""
+        ...
+
+    def begin(self, known: bool) -> None:
+        """The next piece begins. known: whether none of its tokens gets logits."""
+        ...
+
+    def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
+        """Attention (B, H, T, d) of a piece. q: (B, H, T, d), k, v: (B, H_kv, T, d), of a layer."""
+        ...
+
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+    def settle(self, at: int | None = None) -> None:
+        """Forget what is not settled, or what is behind an earlier position."""
+        ...
+
+    def is_end(self, tokens: int, local: int) -> bool:
+        """Whether the last piece, of so many tokens, ended where another text may go on. local: the usual tokens."""
+        ...
+
+    def fork_point(self, tokens: int) -> int:
+        """The last place among the first `tokens` where a copy can begin without a mark; 0: none."""
+        ...
+
+    def mark(self) -> dict[int, tuple[int, dict[str, Tensor]]]:
+        """What `beginning` needs of the place that is reached."""
+        ...
+
+    def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> Self:
+        """A copy that has read the text up to this position, where `mark` returned `layers`."""
+        ...
+
+    def select_samples(self, samples: Tensor) -> Self:
+        """A copy whose samples (n,) are these of the batch."""
+        ...
+
+    def has_token_kernels(self, device: torch.device) -> bool:
+        """Whether kernels, which a CUDA graph may hold, read the next token on this device."""
+        ...
+
+    def ready_for_token(self) -> tuple[int, ...]: ...
+    def took_token(self) -> None: ...
+
+    def observe(self, local: int) -> int:
+        """Get ready for an observer of every choice. Returns tokens to read at a time; local: those wanted."""
+        ...
+
+    def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None: ...
+    def load(self, folder: Path | str, device: Place = "cpu") -> None: ...

@@ -1,0 +1,108 @@
+"""What the server's routes do: answers, documents, and how far a text is read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Generator
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+from landmark.answering.answer import Delta
+from landmark.answering.answering import Answering
+from landmark.serving.memories import Memories, Missing, ServerSettings
+from landmark.serving.requests import Asked, Chat, Completion
+from landmark.serving.responses import Response
+
+LOG = logging.getLogger(__name__)
+SILENCE = 5.0  # seconds without a sign of life, in a stream and in the log
+
+
+class Reading:
+    """How far a text is read; called with tokens read, and in all. The log is told now and then. gone: set where nobody
+    waits any more, as the client has left.
+    """
+
+    def __init__(self, what: str, gone: threading.Event):
+        self.gone, self.read, self.tokens = gone, 0, 0
+        self._what, self._told = what, time.monotonic()
+
+    def __call__(self, read: int, tokens: int) -> None:
+        self.read, self.tokens = read, tokens
+        if time.monotonic() - self._told > SILENCE:
+            self._told = time.monotonic()
+            LOG.info("%s: %s of %s tokens read", self._what, f"{read:,}", f"{tokens:,}")
+
+
+class Service:
+    """A model, the documents of its clients, and answers about them. name: with which the server was started."""
+
+    def __init__(self, model: Any, tokenizer: Any, settings: ServerSettings, name: str):
+        self.settings, self.names = settings, (PurePath(name).name or name, name)
+        self.answering = Answering(model, tokenizer, settings.reuse)
+        self.memories = Memories(settings, model)
+        self.stopped, self._requests = False, weakref.WeakSet[threading.Event]()
+        self._recommended = model.generation_config if settings.defaults == "model" else None
+
+    def reading(self, what: str) -> Reading:
+        """For a request. what: the text, in the log."""
+        gone = threading.Event()
+        if self.stopped:
+            gone.set()
+        self._requests.add(gone)
+        return Reading(what, gone)
+
+    def stop(self) -> None:
+        """End what is read and answered."""
+        self.stopped = True
+        for gone in list(self._requests):
+            gone.set()
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise Missing for the name of another model."""
+        if asked and asked not in self.names:
+            raise Missing(f"there is no model {asked}: this server has {self.names[0]}")
+
+    def complete(self, asked: Asked, client: str, reading: Reading) -> Response:
+        """The response to a request. Nothing is read yet, but whatever can be refused is."""
+        self.check_model(asked.model)
+        prefixes, is_chat = self.answering.prefixes, isinstance(asked, Chat)
+        document = [] if asked.document is None else self.memories.ids(client, asked.document)
+        ids, sampling = [*document, *self._prompt(asked, not document)], asked.sampling(self._recommended)
+        stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
+        answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
+
+        def deltas() -> Generator[Delta]:
+            if asked.document is not None and not prefixes.has(document, client):
+                prefixes.add(self.memories.memory(client, asked.document), client)
+            with prefixes.using(ids, client) as cache:
+                counts.extend((len(ids), cache.get_seq_length()))
+                most = min(asked.most or self.settings.tokens, self.settings.tokens)
+                yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
+
+        id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        head = {"id": id, "created": int(time.time()), "model": self.names[0]}
+        return Response(deltas(), answer, counts, head, is_chat)
+
+    def _prompt(self, asked: Asked, begins: bool) -> list[int]:
+        """The ids of the prompt. begins: no document comes before it."""
+        if isinstance(asked, Completion):
+            return self.answering.ids(asked.prompt, begins)
+        assert isinstance(asked, Chat)
+        messages, goes_on = [message.as_dict() for message in asked.messages], asked.continue_final_message
+        return self.answering.chats.ids(messages, begins, goes_on, asked.chat_template_kwargs)
+
+    def add_document(self, client: str, name: str, text: str, reading: Reading) -> dict[str, Any]:
+        """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""
+        ids = self.answering.checked(self.answering.chats.text_ids(text))
+        self.memories.check_room(client, name, self.answering.bytes_of(len(ids)))
+        with self.answering.prefixes.using(ids, client) as cache:
+            rest = torch.tensor([ids[cache.get_seq_length() :]])
+            self.answering.read(rest, cache, reading.gone, reading)
+            self.memories.save(client, name, cache)
+        return {"id": name, "object": "document", "tokens": len(ids)}

@@ -10,13 +10,14 @@ bytes. Both engines read the same ids, and the text's own tokens in place of the
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
+
+from landmark.utils.hardware import peak_memory_bytes
 
 STARTED = time.perf_counter()
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
@@ -87,7 +88,7 @@ def measure(engine: str, path: str, lengths: Sequence[int], ids: Sequence[int]) 
         found[f"reading {length:,}"] = length / spent
         found[f"generating {length:,}"] = 1 / median(seconds)
         spent += sum(seconds)
-    return found | {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return found | {"peak": peak_memory_bytes()}
 
 
 def main(words: Sequence[str]) -> int:

@@ -85,7 +85,7 @@ def test_products_in_bfloat16_are_as_exact_as_pytorchs_kernels(name, ids, tokeni
         wrapped.bfloat16()
         errors = []
         for has_units in (True, False):
-            monkeypatch.setattr(attention, "_has_units", lambda device, has_units=has_units: has_units)
+            monkeypatch.setattr(attention, "has_units", lambda device, has_units=has_units: has_units)
             found = wrapped(ids, past_key_values=wrapped.new_memory(), logits_to_keep=30).logits
             errors.append((found - exact).norm() / exact.norm())
     assert errors[0] != errors[1]

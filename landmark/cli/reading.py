@@ -104,7 +104,7 @@ def with_dtype(config: Config, folder: Path) -> Config:
         from landmark.attention.plain import has_units
 
         if has_units(evaluation_device(config)):
-            print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact and slower", file=sys.stderr)
+            print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact, slower", file=sys.stderr)
             read = "bfloat16"
     return replace(config, model=replace(config.model, dtype=given or read))
 

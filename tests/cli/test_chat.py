@@ -203,5 +203,5 @@ def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_uni
     monkeypatch.setattr("landmark.attention.plain.has_units", lambda device: has_units)
     kept = ask.folder / "kept"
     told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
-    assert ("model.dtype=float32 is exact and slower" in told) == has_units
+    assert ("model.dtype=float32 is exact, slower" in told) == has_units
     assert reading._dtype_of_memory(kept) == ("bfloat16" if has_units else "float32")

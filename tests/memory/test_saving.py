@@ -317,7 +317,7 @@ def test_a_file_that_is_mapped_has_its_room_before(tmp_path):
     with mock.patch.object(os, "posix_fallocate", side_effect=lambda *given: folders.append(given[2])):
         memory.attend(0, x, x, x, Scoring())
     assert folders[-1] >= memory.layers[0].keys.nbytes
-    with pytest.raises(UserError, match="memory.folder=/proc: cannot make a file there"):
+    with pytest.raises(UserError, match="memory.folder=/proc: cannot write a file there"):
         BlockCache(8, 4, window=16, tier="disk", folder="/proc").attend(0, x, x, x, Scoring())
 
 

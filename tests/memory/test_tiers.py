@@ -144,10 +144,10 @@ def test_what_the_disk_refuses_says_where(tmp_path, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     q, k, v, _ = texts(40)
-    with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot make a file there"):
+    with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot write a file there"):
         feed(new_memory(tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])
     monkeypatch.setattr(os, "pwrite", broken)
-    with pytest.raises(UserError, match=f"memory.folder={tmp_path}: cannot write there"):
+    with pytest.raises(UserError, match=f"memory.folder={tmp_path}: cannot write a file there"):
         feed(new_memory(tier="disk", folder=tmp_path), q, k, v, [20, 20])
     assert list(tmp_path.iterdir()) == []
 

@@ -23,7 +23,6 @@ MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has n
 QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
 MOST_SOURCES = 20  # passages behind an answer
-RANKERS = ("landmark", "tokens", "bm25", "chance")  # rank the blocks of a split for sentences
 UNIQUE_BLOCKS = "unique_blocks"
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = {  # what `task=` chooses, in place of training and evaluating
@@ -201,9 +200,9 @@ class EvalConfig:
     batch_size: int | None = setting(None, least=1)
     prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
     generated: int | None = setting(None, least=1)  # after a prompt; null: as published, else 10
-    # In place of perplexity answers to `prompts` questions, `prompts` segments on which to look back, or the blocks of
-    # `prompts` sentences, ranked; or beside it the distinct blocks that the last chunk but one retrieves.
-    task: str | None = one_of(None, *QUESTIONS, COPY, UNIQUE_BLOCKS, *(f"rank_by_{name}" for name in RANKERS))
+    # In place of perplexity answers to `prompts` questions, or `prompts` segments on which to look back; or beside it
+    # the distinct blocks that the last chunk but one retrieves.
+    task: str | None = one_of(None, *QUESTIONS, COPY, UNIQUE_BLOCKS)
 
     @property
     def question(self) -> str | None:
@@ -214,11 +213,6 @@ class EvalConfig:
     def probe(self) -> str | None:
         """The task that measures whether the model looks back, None without one."""
         return self.task if self.task == COPY else None
-
-    @property
-    def retriever(self) -> str | None:
-        """What ranks the blocks of sentences, one of `RANKERS`; None without such a task."""
-        return (self.task or "").removeprefix("rank_by_") if (self.task or "").startswith("rank_by_") else None
 
 
 @dataclass

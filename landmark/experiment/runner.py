@@ -237,15 +237,9 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype)
-    unit = "tok" if config.eval.retriever is None else " texts"
-    with progress_bar(job.name, unit) as progress:
+    with progress_bar(job.name) as progress:
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
-        if config.eval.retriever is not None:
-            from landmark.evaluation.sentences import evaluate_sentences
-
-            streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
-            return evaluate_sentences(model, streams, tokenizer, config, progress)
         stream = corpus.split(config.eval.split)
         if config.eval.probe is not None:
             results = evaluate_copy(model, stream, config, progress)

@@ -185,14 +185,28 @@ def test_an_answer_ends_and_is_drawn_as_the_models_generation_config_says(ask):
 
 
 @pytest.mark.parametrize("task", ["chat", "generate"])
-def test_a_memory_of_another_type_is_refused_before_the_model_is_loaded(ask, monkeypatch, task):
+def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch, task):
+    """And refused with another one, before the model is loaded."""
     kept = ask.folder / "kept"
     ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", "model.dtype=bfloat16")
     loaded = f"task={task}", f"memory.load={kept}", *(["prompt=Who?"] if task == "generate" else [])
-    assert ask(*loaded, "model.dtype=bfloat16", questions="Who?\n")[0].strip()
+    answers = [ask(*loaded, *given, questions="Who?\n")[0] for given in ((), ("model.dtype=bfloat16",))]
+    assert answers[0].strip()
+    assert answers[0] == answers[1]
     monkeypatch.setattr(reading, "load_trained", None)
-    with pytest.raises(UserError, match="was read in bfloat16, the model is float32: add model.dtype=bfloat16$"):
-        ask(*loaded, questions="Who?\n")
+    with pytest.raises(UserError, match="was read in bfloat16, the model is float32: leave out model.dtype$"):
+        ask(*loaded, "model.dtype=float32", questions="Who?\n")
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_units(ask, monkeypatch, has_units):
+    config = ask.folder / "model" / "config.json"
+    write_json(config, {**read_json(config), "dtype": "bfloat16"})
+    monkeypatch.setattr("landmark.attention.plain.has_units", lambda device: has_units)
+    kept = ask.folder / "kept"
+    told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
+    assert ("model.dtype=float32 is exact, slower" in told) == has_units
+    assert reading._dtype_of_memory(kept) == ("bfloat16" if has_units else "float32")
 
 
 def test_sources_are_passages_of_the_files_with_their_places(ask):

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.documents import Document, beside_memory, document_of, joined, read_document
+from landmark.config.schema import MOST_SOURCES
+from landmark.documents import Document, beside_memory, document_of, documents_read, joined, read_document
 from landmark.experiment.jobs import folder_of
 from landmark.experiment.runner import evaluation_device, load_trained
 from landmark.utils.errors import UserError
@@ -23,6 +26,7 @@ from landmark.utils.progress import progress_bar
 from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
+    from landmark.answering.sources import Source
     from landmark.evaluation.generation import GenerationStatistics
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
@@ -54,6 +58,8 @@ def generate(command: Command) -> None:
     if saved is not None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
+    if config.generate.sources:
+        _print_sources(statistics.sources)
     print(_summary(statistics), file=sys.stderr)
 
 
@@ -127,6 +133,16 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
+def _print_sources(found: "Sequence[Source]") -> None:
+    """On standard error, as the answer alone is on standard output."""
+    for number, each in enumerate(found, 1):
+        place = ", ".join(filter(None, (each.document, each.place)))
+        print(f"[{number}] {place}, characters {each.start} to {each.end} ({each.share:.0%})", file=sys.stderr)
+        print(textwrap.indent(each.text, "    "), file=sys.stderr)
+    if not found:
+        print("no passage of the text was found", file=sys.stderr)
+
+
 def _summary(statistics: "GenerationStatistics") -> str:
     parts = [f"{statistics.tokens_read:,} tokens read in {statistics.seconds_reading:.1f} s"]
     if statistics.tokens_generated > 1:
@@ -139,7 +155,9 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 
 def chat(command: Command) -> None:
-    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
+    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved. The
+    line `/sources`, or `/sources 5`, prints the passages behind the last answer.
+    """
     config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)
     config = with_dtype(config, folder)
@@ -149,7 +167,10 @@ def chat(command: Command) -> None:
     while (question := _asked()) is not None:
         try:
             check_value("question", question, {})
-            if question.strip():
+            asked = re.fullmatch(r"/sources(?: +(\d+))?", question.strip())
+            if asked:
+                chat.print_sources(int(asked[1] or config.generate.sources or 3))
+            elif question.strip():
                 chat.answer(question.strip())
         except UserError as error:  # the chat goes on, and is saved
             print(error, file=sys.stderr)
@@ -179,7 +200,8 @@ class Conversation:
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
-        self._places = beside_memory(config.prompt_file, config.memory.load)
+        self._places, self._given = beside_memory(config.prompt_file, config.memory.load), config.prompt_file
+        self._loaded = config.memory.load
         if config.memory.load is not None:
             self._load(Path(config.memory.load))
         if config.prompt_file is not None:
@@ -219,6 +241,27 @@ class Conversation:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if self._settings.sources:
+            self.print_sources(self._settings.sources)
+
+    def print_sources(self, most: int) -> None:
+        """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
+        from landmark.answering.answering import Gone
+        from landmark.answering.sources import NULL, Question, sources
+
+        answering, before = self._answering, self._before
+        check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
+        if not self._messages or not before:
+            raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
+        *earlier, asked, _ = self._messages
+        ids, null = (
+            [*before, *answering.chats.ids([*earlier, each], settings=self._settings.template, begins=False)]
+            for each in (asked, {**asked, "content": NULL})
+        )
+        documents = documents_read(answering.chats.decode(before), self._given, self._loaded)
+        question = Question(documents, len(before), ids, null, asked["content"])
+        with _interruptible() as gone, suppress(Gone):
+            _print_sources(sources(answering, self._cache, question, most, gone))
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

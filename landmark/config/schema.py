@@ -22,6 +22,7 @@ MOST_REFERENCES = 20  # to other settings: a value of two that have two each, an
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
+MOST_SOURCES = 20  # passages behind an answer
 UNIQUE_BLOCKS = "unique_blocks"
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = {  # what `task=` chooses, in place of training and evaluating
@@ -228,6 +229,7 @@ class GenerateConfig:
     min_p: float | None = setting(None, least=0, below=1)
     repetition_penalty: float | None = setting(None, least=0.01, most=100)
     stop: list[str] = field(default_factory=list)  # texts that end it, as end of text does
+    sources: int = setting(0, least=0, most=MOST_SOURCES)  # passages behind the answer that are shown; 0: none
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
 

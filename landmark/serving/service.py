@@ -106,3 +106,7 @@ class Service:
             self.answering.read(rest, cache, reading.gone, reading)
             self.memories.save(client, name, cache)
         return {"id": name, "object": "document", "tokens": len(ids)}
+
+    def document_text(self, client: str, name: str) -> str:
+        """The text that a document was read from, as its tokens have it. Raises Missing and Failed."""
+        return self.answering.chats.decode(self.memories.ids(client, name))

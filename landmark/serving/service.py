@@ -103,6 +103,7 @@ class Service:
         self.memories.check_room(client, name, self.answering.bytes_of(len(ids)))
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
+            reading(0, rest.shape[1])
             self.answering.read(rest, cache, reading.gone, reading)
             self.memories.save(client, name, cache)
         return {"id": name, "object": "document", "tokens": len(ids)}

@@ -11,6 +11,8 @@ const make = (tag, properties, ...children) => {
   return element;
 };
 const number = (value) => value.toLocaleString("en-US");
+// Lines that were cut at a width, as in plain text and in PDF, are joined; those of a table, a list or a poem are not.
+const flowing = (text) => text.replace(/(?<=^[^\n\t]{45,100})\n(?=[\p{L}\p{N}"'“‘(_—–])/gmu, " ");
 const say = (text) => ($("#said").textContent = text);
 
 let documents = new Map(); // tokens, by name
@@ -60,6 +62,7 @@ async function list() {
 function mark() {
   const isRead = $("#readings progress") !== null;
   $("#welcome h1").textContent = isRead ? "It is being read" : documents.size ? "Choose a document" : "Put a book in";
+  [$("#about").hidden, $("#meanwhile").hidden] = [isRead, !isRead];
   document.body.classList.toggle("empty", !documents.size && !$("#readings").children.length);
   for (const link of document.querySelectorAll("#documents a"))
     link.ariaCurrent = link.getAttribute("href") === `#${shown}` ? "page" : null;
@@ -68,7 +71,7 @@ function mark() {
 // A name that the server takes, and that no document has.
 function freeName(file) {
   const [, stem, suffix] = file.normalize("NFKD").match(/^(.*?)(\.\w{1,8})?$/su);
-  const plain = stem.replace(/\p{M}/gu, "").replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^[^A-Za-z0-9]+|[-.]+$/g, "") || "document";
+  const plain = stem.replace(/[\p{M}'’]/gu, "").replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^[^A-Za-z0-9]+|[-.]+$/g, "") || "document";
   const end = suffix?.replace(/[^A-Za-z0-9.]/g, "") ?? "";
   const taken = (name) => documents.has(name) || [...$("#readings").children].some((item) => item.dataset.name === name);
   for (let count = 1; ; count += 1) {
@@ -250,7 +253,7 @@ async function showPassage(name, start, end) {
   $("#close").href = `#${name}`;
   $("#passage").replaceChildren();
   try {
-    const found = await fetchText(name, start - AROUND, end + AROUND), cut = (from, to) => found.letters.slice(from - found.start, to - found.start).join("");
+    const found = await fetchText(name, start - AROUND, end + AROUND), cut = (from, to) => flowing(found.letters.slice(from - found.start, to - found.start).join(""));
     part = { name, start: found.start, end: found.end, length: found.length };
     const passage = make("mark", { textContent: cut(start, end) });
     $("#passage").replaceChildren(cut(found.start, start), passage, cut(end, found.end));
@@ -271,7 +274,7 @@ async function more(later) {
   const found = await (later ? fetchText(name, end, end + AROUND) : fetchText(name, start - AROUND, start));
   if (part.name !== name || part.start !== start || part.end !== end) return; // another passage is shown
   part = { ...part, start: Math.min(start, found.start), end: Math.max(end, found.end) };
-  $("#passage")[later ? "append" : "prepend"](found.text);
+  $("#passage")[later ? "append" : "prepend"](flowing(found.text));
   limits();
   if (!later) text.scrollTop += text.scrollHeight - height;
 }

@@ -19,6 +19,7 @@ from landmark.answering.answering import Gone
 from landmark.documents import document_of
 from landmark.serving import page, responses
 from landmark.serving.memories import Failed, Full, Missing, ServerSettings
+from landmark.serving.openai_responses import Asking, Responded
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.service import SILENCE, Reading, Service
 from landmark.utils.errors import UserError
@@ -101,11 +102,18 @@ async def chat_completions(asked: Chat, service: Serving, client: Client, reques
     return await _complete(asked, service, client, request)
 
 
+@routes.post("/v1/responses")
+async def respond(asked: Asking, service: Serving, client: Client, request: Request) -> Any:
+    """The answer to messages, in OpenAI's newer form."""
+    return await _complete(asked, service, client, request)
+
+
 async def _complete(asked: Asked, service: Service, client: str, request: Request) -> Any:
     reading = service.reading("a prompt")
 
     def complete() -> Any:
         response = service.complete(asked, client, reading)
+        response = Responded(response, asked) if isinstance(asked, Asking) else response
         if not asked.stream:
             return response.whole()
         events = response.events(bool((asked.stream_options or {}).get("include_usage")))

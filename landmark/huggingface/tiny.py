@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from landmark.utils.errors import UserError, in_one_line
 
-HIDDEN, HEADS, HEAD_DIM, WINDOW, VOCABULARY, TRAINED = 64, 4, 16, 12, 64, 4096
+HIDDEN, HEADS, HEAD_DIM, WINDOW, VOCABULARY, TRAINED = 64, 4, 16, 12, 64, 32
 # Sizes by their names in configurations. Widths agree: heads · HEAD_DIM = HIDDEN, and of Mamba 8 · 16 = 2 · HIDDEN.
 SIZES = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
@@ -154,9 +154,13 @@ def turnings(tiny: PreTrainedModel) -> dict[int, set[Turning] | None]:
 
     AttentionInterface.register("landmark_record", record)
     AttentionMaskInterface.register("landmark_record", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    tiny, hooks = copy.deepcopy(tiny), []
-    for layer in getattr(tiny.get_decoder(), "layers", []):
-        hooks.append(layer.register_forward_pre_hook(_same_everywhere, with_kwargs=True))
+    tiny = copy.deepcopy(tiny)
+    if (layers := getattr(tiny.get_decoder(), "layers", None)) is None:
+        raise UserError(
+            f"{tiny.config.model_type}: its decoder has no `layers`, as decoders with rotary positions have"
+        )
+    for layer in layers:
+        layer.register_forward_pre_hook(_same_everywhere, with_kwargs=True)
     with doubled():
         tiny.set_attn_implementation("landmark_record")
         tiny(torch.ones(1, LENGTH, dtype=torch.int64), use_cache=False)

@@ -12,7 +12,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from landmark.huggingface.attention import ORIGINALS
 from landmark.huggingface.families import landmark_layers
-from landmark.huggingface.tiny import TRAINED, VOCABULARY, doubled
+from landmark.huggingface.tiny import VOCABULARY, doubled
 from landmark.utils.errors import UserError, in_one_line
 
 BLOCK, LOCAL, BLOCKS, TOGETHER, TOKENS = 4, 8, 3, 16, 45
@@ -39,8 +39,8 @@ def check_reading(plain: PreTrainedModel, wrapped: Any) -> None:
                 f"{family}: with transformers' own cache, a tiny model that is cut in two",
             )
             for what, expected, settings in (
-                ("all blocks", original, {"k": TOKENS, "window": 0}),
-                ("few blocks", masked, {"k": BLOCKS, "window": LOCAL, "dense": 0}),
+                ("all blocks", original, {"k": TOKENS, "window": 0, "mapping": "true"}),
+                ("few blocks", masked, {"k": BLOCKS, "window": LOCAL, "dense": 0, "mapping": "true"}),
             ):
                 for parts in PARTS:
                     memory = wrapped.new_memory(**settings)
@@ -50,6 +50,8 @@ def check_reading(plain: PreTrainedModel, wrapped: Any) -> None:
                     )
         except UserError as error:
             raise error if str(error).startswith(f"{family}: ") else UserError(f"{family}: {error}") from error
+        except IndexError as error:
+            raise UserError(f"{family}: reads no text that is longer than its positions") from error
         except Exception as error:
             raise UserError(f"{family}: a tiny model of it could not be tried: {in_one_line(error)}") from error
     if float((masked - original).abs().max()) < DIFFERENT * float(original.abs().max()):
@@ -65,8 +67,9 @@ def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def _in_two(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    first = model(ids[:, :TOGETHER], use_cache=True)
-    second = model(ids[:, TOGETHER:], past_key_values=first.past_key_values)
+    places = torch.arange(ids.shape[1])[None]
+    first = model(ids[:, :TOGETHER], use_cache=True, position_ids=places[:, :TOGETHER])
+    second = model(ids[:, TOGETHER:], past_key_values=first.past_key_values, position_ids=places[:, TOGETHER:])
     return torch.cat([first.logits, second.logits], 1)
 
 
@@ -80,11 +83,11 @@ def _of_few(plain: PreTrainedModel, ids: Tensor) -> Tensor:
     """Logits of a model whose layers with full attention have a mask of the keys that a query reads."""
     layers, implementation = landmark_layers(plain), str(plain.config._attn_implementation)
 
-    def attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    def attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
         if module.layer_idx in layers:
             read = _read(q, k, kwargs.get("scaling") or q.shape[-1] ** -0.5, kwargs.get("softcap"))
-            mask = torch.zeros(read.shape, dtype=q.dtype).masked_fill(~read, -torch.inf)
-        return ORIGINALS[implementation](module, q, k, v, mask, *args, **kwargs)
+            attention_mask = torch.zeros(read.shape, dtype=q.dtype).masked_fill(~read, -torch.inf)
+        return ORIGINALS[implementation](module, q, k, v, attention_mask, **kwargs)
 
     AttentionInterface.register("landmark_masked", attention)
     AttentionMaskInterface.register("landmark_masked", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
@@ -96,7 +99,7 @@ def _of_few(plain: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def _read(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """The keys that each query reads, (1, H, T, T), bool, one query after the other. q: (1, H, T, d), k: (1, H_kv, T, d)."""
+    """The keys that each query reads, (1, H, T, T), bool. q: (1, H, T, d), k: (1, H_kv, T, d)."""
     read = torch.zeros(1, q.shape[1], q.shape[2], q.shape[2], dtype=torch.bool)
     group = q.shape[1] // k.shape[1]
     for head, at in torch.cartesian_prod(torch.arange(k.shape[1]), torch.arange(q.shape[2])).tolist():

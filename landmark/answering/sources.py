@@ -38,18 +38,6 @@ class Source(NamedTuple):
     share: float
 
 
-class Question(NamedTuple):
-    """What sources are found for. documents: the texts that were read, each with the character at which it begins.
-    tokens: all of them, at the beginning of `ids`, the prompt. null: the prompt with `NULL` in place of the question.
-    """
-
-    documents: Sequence[tuple[int, Document]]
-    tokens: int
-    ids: Sequence[int]
-    null: Sequence[int]
-    text: str
-
-
 def check_sources(model: Any) -> None:
     """Raise UserError for a model whose blocks have no scores of all keys."""
     landmarks = getattr(model, "landmarks", None)
@@ -58,51 +46,55 @@ def check_sources(model: Any) -> None:
 
 
 def sources(
-    answering: Answering, cache: Any, question: Question, most: int, gone: threading.Event | None = None
+    answering: Answering,
+    cache: Any,
+    documents: Sequence[tuple[int, Document]],
+    read: Sequence[int],
+    prompt: Sequence[int],
+    null: Sequence[int],
+    most: int,
+    gone: threading.Event | None = None,
 ) -> list[Source]:
-    """At most `most` passages, the best first. cache: the memory that has answered. Raises Gone as `Answering.read`.
+    """At most `most` passages behind an answer, the best first.
 
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
     2. BM25 ranks the blocks by the question's words. A score is half the one and half the other.
     3. The best blocks, joined with neighbours that have as much, and cut at sentences, are the passages.
+
+    Args:
+        cache: the memory that has answered.
+        documents: the texts that were read before the prompt, each with the character at which it begins.
+        read: ids of these.
+        prompt: ids behind them, up to the answer.
+        null: the same with NULL in place of the question.
+
+    Raises Gone as `Answering.read`.
     """
-    blocks, size = question.tokens // cache.memory.block_size, cache.memory.block_size
-    text, bounds = text_of(answering.chats.decode, question.ids[: question.tokens], size)
-    attention = partial(_attention, answering, cache, blocks=blocks, gone=gone)
-    asked, null = attention(question.ids, question.null), attention(question.null, question.ids)
-    if not blocks or asked is None or null is None:
-        return []
-    texts = [text[start:end] for start, end in pairwise(bounds)]
-    score = combined(asked, null, words(texts, question.text))
+    size = cache.memory.block_size
+    text, bounds = text_of(answering.chats.decode, read, size)
+    prompts, shares = [[*read, *prompt], [*read, *null]], list[np.ndarray]()
+    for ids, other in (prompts, prompts[::-1]):
+        if not (asking := differing(ids, other)) or len(read) < size:
+            return []
+        mark = cache.mark_before(asking.start)
+        fork = answering.prefixes.new_memory() if mark is None else cache.fork(mark)
+        fork.marks, fork.memory = None, Watched(fork.memory, len(read) // size, asking)
+        answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)
+        shares.append(fork.memory.shares().numpy())
+    question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])
+    score = combined(*shares, words([text[start:end] for start, end in pairwise(bounds)], question))
     score[: cache.memory.first] = 0
-    spans = [(begin, begin + len(document.text)) for begin, document in question.documents]
-    inside = [any(first < end and start < last for first, last in spans) for start, end in pairwise(bounds)]
-    found = (_source(text, question.documents, *each) for each in passages(text, bounds, score * inside, most))
-    return [each for each in found if each.text]
+    for block, (start, end) in enumerate(pairwise(bounds)):
+        score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
+    return [_source(text, documents, *each) for each in passages(text, bounds, score, most) if each[0] < each[1]]
 
 
-def _attention(
-    answering: Answering,
-    cache: Any,
-    ids: Sequence[int],
-    other: Sequence[int],
-    *,
-    blocks: int,
-    gone: threading.Event | None,
-) -> np.ndarray | None:
-    """The shares (layers, H, blocks) of the attention of the tokens in which a prompt differs from another one."""
+def differing(ids: Sequence[int], other: Sequence[int]) -> range:
+    """The places of the ids between the beginning and the end that both have."""
     same = next((at for at, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
     behind = zip(reversed(ids[same:]), reversed(other[same:]), strict=False)
-    asking = range(same, len(ids) - next((at for at, (a, b) in enumerate(behind) if a != b), 0))
-    if not asking:
-        return None
-    mark = cache.mark_before(asking.start)
-    prefixes = answering.prefixes
-    fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
-    fork.marks, fork.memory = None, Watched(fork.memory, blocks, asking)
-    answering.read(torch.tensor([[*ids[fork.get_seq_length() : asking.stop]]]), fork, gone)
-    return fork.memory.shares().numpy()
+    return range(same, len(ids) - next((at for at, (a, b) in enumerate(behind) if a != b), 0))
 
 
 def combined(asked: np.ndarray, null: np.ndarray, by_words: np.ndarray) -> np.ndarray:

@@ -48,7 +48,8 @@ class _Body(BaseModel):
     def _null_is_the_default(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name in sorted(map(str, given.keys() - cls.model_fields.keys() - NEUTRAL.keys() - _ignored)):
+        known = {each.alias or name for name, each in cls.model_fields.items()}
+        for name in sorted(map(str, given.keys() - known - NEUTRAL.keys() - _ignored)):
             _ignored.add(name)
             LOG.warning("the field %s of a request is not known here and is ignored", ascii(name)[1:-1])
         return {name: x for name, x in given.items() if x is not None}

@@ -83,11 +83,16 @@ def events_of(work: Callable[[], dict[str, Any]]) -> Generator[str]:
 
 def _failed(raised: Exception) -> str:
     """The event of an error."""
+    return _data(error_of(raised))
+
+
+def error_of(raised: Exception) -> dict[str, Any]:
+    """What a client is told of an error in a stream; the log has the rest."""
     if isinstance(raised, Gone):
-        return _data(error(STOPS, "server_error"))
+        return error(STOPS, "server_error")
     if not isinstance(raised, UserError):
         LOG.error("a stream failed", exc_info=raised)
-    return _data(error(str(raised) if isinstance(raised, UserError) else "the server failed", "server_error"))
+    return error(str(raised) if isinstance(raised, UserError) else "the server failed", "server_error")
 
 
 def progress(read: int, tokens: int, is_document: bool) -> str:

@@ -114,6 +114,11 @@ class Service:
         self.memories.check_room(client, name, self.answering.bytes_of(len(ids)))
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
+            reading(0, rest.shape[1])
             self.answering.read(rest, cache, reading.gone, reading)
             self.memories.save(client, name, cache, beside_memory(document, None))
         return {"id": name, "object": "document", "tokens": len(ids)}
+
+    def document_text(self, client: str, name: str) -> str:
+        """The text that a document was read from, as its tokens have it. Raises Missing and Failed."""
+        return self.answering.chats.decode(self.memories.ids(client, name))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from benchmarks.sources import rank
 from landmark.answering.answering import Answering
 from landmark.answering.sources import passages, sources, text_of
 from landmark.blocks.shares import Watched
@@ -47,6 +48,10 @@ def test_blocks_beyond_the_models_positions_are_weighed_alike():
         spreads.append(float((shares.amax(1) / shares.amin(1)).max()))
     assert spreads[0] > 1.01
     assert spreads[1] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_rank_of_a_passage_is_that_of_its_best_block_and_a_mean_where_blocks_are_equal():
+    assert [rank(np.array([9, 4, 1, 4, 0]), gold) for gold in ([1, 2], [2], [4], [0, 4])] == [1.5, 3, 4, 4]
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -76,10 +76,10 @@ class Book:
                 pass
             whole, begun = [*ids, *answer.tokens], cache.fork(cache.mark_before(len(self.ids)))
             asking = range(len(self.ids), len(ids)), differing(ids, self.prompt(other)), range(len(ids), len(whole))
-            watched, blocks = [], len(self.ids) // cache.memory.block_size
+            watched, blocks = list[Any](), len(self.ids) // cache.memory.block_size
             for tokens in asking:
-                begun.memory = Watched(begun.memory, blocks, tokens)
-                watched.append(begun.memory)
+                watched.append(Watched(cast(Any, begun.memory), blocks, tokens))
+                begun.memory = watched[-1]
             self._answering.read(torch.tensor([whole[begun.get_seq_length() :]]), begun)
             shares = np.stack([each.shares().numpy() for each in watched]).astype(np.float16)
             partial = file.with_suffix(".part.npz")
@@ -148,14 +148,12 @@ def rank(score: np.ndarray, gold: Sequence[int]) -> float:
     return 1 + float((score > best).sum()) + (float((score == best).sum()) - 1) / 2
 
 
-def table(found: pd.DataFrame) -> str:
+def table(found: Any) -> str:
     """The share of questions whose passage is first, among three, among ten, by method: held out, and all."""
-    names = [*found.columns[6:-1]]
-    lines = [
-        f"| ranked by | {' | '.join(f'{of}: {at}' for of in ('20 held out', 'all 60', 'own words') for at in AT)} |"
-    ]
-    lines.append("|---" * 10 + "|")
-    kinds = found[found["held_out"]], found, found[found["words"] == "own"]
+    names, kinds = [*found.columns[6:-1]], (found[found["held_out"]], found, found[found["words"] == "own"])
+    of_kinds = zip(("held out", "all", "own words"), kinds, strict=True)
+    heads = [f"{len(each)} {name}: {at}" for name, each in of_kinds for at in AT]
+    lines = [f"| ranked by | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for name in names:
         counts = [str(int((each[name] <= at).sum())) for each in kinds for at in AT]
         lines.append(f"| {name} | {' | '.join(counts)} |")
@@ -171,7 +169,9 @@ def table(found: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sources", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")
@@ -191,7 +191,7 @@ def main() -> None:
         rows += found[0]
         by_heads += found[1]
         print(name, "is done", flush=True)
-    frame = pd.DataFrame(rows)
+    frame: Any = pd.DataFrame(rows)
     if not frame["held_out"].all():
         frame.insert(frame.columns.get_loc("bm25"), "ten_heads", by_best_heads(by_heads, frame["held_out"].tolist()))
     given.out.mkdir(parents=True, exist_ok=True)

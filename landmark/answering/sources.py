@@ -6,16 +6,17 @@ import logging
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from landmark.answering.answer import Decode, Decoding
 from landmark.answering.answering import Answering
+from landmark.blocks.cache import BlockCache
 from landmark.blocks.shares import Watched
 from landmark.documents import Document
 from landmark.utils.errors import UserError
@@ -79,11 +80,13 @@ def sources(
             return []
         mark = cache.mark_before(asking.start)
         fork = answering.prefixes.new_memory() if mark is None else cache.fork(mark)
-        fork.marks, fork.memory = None, Watched(fork.memory, len(read) // size, asking)
+        watched: Any = Watched(cast(BlockCache, fork.memory), len(read) // size, asking)
+        fork.marks, fork.memory = None, watched
         answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)
-        shares.append(fork.memory.shares().numpy())
+        shares.append(watched.shares().numpy())
+    asked, null_asked = shares
     question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])
-    score = combined(*shares, words([text[start:end] for start, end in pairwise(bounds)], question))
+    score = combined(asked, null_asked, words([text[start:end] for start, end in pairwise(bounds)], question))
     score[: cache.memory.first] = 0
     for block, (start, end) in enumerate(pairwise(bounds)):
         score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
@@ -100,7 +103,7 @@ def differing(ids: Sequence[int], other: Sequence[int]) -> range:
 def combined(asked: np.ndarray, null: np.ndarray, by_words: np.ndarray) -> np.ndarray:
     """The scores (blocks,), from 0. asked, null: (layers, H, blocks), shares of attention. by_words: (blocks,)."""
     more = np.maximum(0, (asked - null).mean((0, 1)))
-    return sum(each / max(each.sum(), 1e-9) for each in (more, by_words))
+    return more / max(more.sum(), 1e-9) + by_words / max(by_words.sum(), 1e-9)
 
 
 def words(texts: Sequence[str], query: str) -> np.ndarray:
@@ -108,7 +111,8 @@ def words(texts: Sequence[str], query: str) -> np.ndarray:
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)
-    cut: Callable[..., Any] = partial(bm25s.tokenize, stopwords="en", show_progress=False, return_ids=False)
+    tokenize: Any = bm25s.tokenize
+    cut = partial(tokenize, stopwords="en", show_progress=False, return_ids=False)
     of_texts, wanted = cut([*texts]), cut([query])[0]
     ranker = bm25s.BM25()
     if not wanted or not any(of_texts):

@@ -22,7 +22,7 @@ from landmark.documents import Document
 from landmark.utils.errors import UserError
 
 NULL = "N/A"  # the question that asks nothing: what it attends to, every question does
-JOINED = 0.5  # of a passage's best block, that a neighbour must have to be a part of it
+JOINED = 0.2  # of a passage's best block, that a neighbour must have to be a part of it
 LONGEST = 400  # characters by which a passage is extended to the ends of sentences
 _SPACE = re.compile(r"\s+")
 _END = re.compile(r"(?<!\b[A-Z])(?<!\b[DMS][rst])(?<!\bMrs)[.!?…][\"'”’»)\]]*\s+|[。！？]|\n\s*\n\s*")

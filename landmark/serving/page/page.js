@@ -19,6 +19,7 @@ let documents = new Map(); // tokens, by name
 const talks = new Map(); // by name of the document: messages, and the element with its turns
 let shown = ""; // name of the document
 let answering = null; // stops the answer that is being made
+let wanted = 0; // sources of an answer; a model with landmarks finds none
 let part = null; // of the text around a passage: name, start, end, length
 let opened = ""; // the address of a passage
 
@@ -180,7 +181,7 @@ async function ask(question) {
   busy(true);
   let error;
   try {
-    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, sources: 3 });
+    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, sources: wanted });
     const headers = { "Content-Type": "application/json" };
     for await (const event of events(await request("chat/completions", { method: "POST", body, headers, signal: stop.signal }))) {
       if (typeof event === "string") {
@@ -188,7 +189,7 @@ async function ask(question) {
         status.textContent = tokens ? `${number(+read)} of ${number(+tokens)} tokens are read …` : "Others are answered first …";
         continue;
       }
-      const delta = event.choices[0]?.delta ?? {};
+      const [{ delta = {}, finish_reason: finish, sources: found = [] } = {}] = event.choices;
       const below = $("#turns").scrollHeight - $("#turns").scrollTop - $("#turns").clientHeight;
       if (delta.content || delta.reasoning_content) status.remove();
       if (delta.reasoning_content) {
@@ -196,7 +197,8 @@ async function ask(question) {
         reasoning.lastChild.append(delta.reasoning_content);
       }
       answer.append(delta.content ?? "");
-      if (event.sources?.length) turn.append(sources(event.sources, name));
+      if (finish && wanted) turn.append(Object.assign(status, { textContent: "The passages are looked for …" }));
+      if (found.length) turn.append(sources(found, name));
       if (below < 40) turn.scrollIntoView({ block: "end" });
     }
   } catch (raised) {
@@ -214,9 +216,9 @@ async function ask(question) {
 }
 
 function sources(found, name) {
-  const items = found.map(({ text, place, document: id = name, start, end, share }) => {
+  const items = found.map(({ text, place, start, end, share }) => {
     const about = make("small", {}, make("b", { textContent: place }), ` · ${Math.round(100 * share)} %`);
-    return make("li", {}, make("a", { href: `#${id}:${start}-${end}` }, about, make("span", { textContent: text })));
+    return make("li", {}, make("a", { href: `#${name}:${start}-${end}` }, about, make("span", { textContent: text })));
   });
   return make("section", { className: "sources", ariaLabel: "Sources" }, make("h3", { textContent: "Where it looked" }), make("ol", {}, ...items));
 }
@@ -245,7 +247,7 @@ $("#stop").addEventListener("click", () => answering?.abort());
 
 async function fetchText(name, start, end) {
   const found = await json(`documents/${name}/text?start=${Math.max(0, start)}&end=${end}`);
-  return { ...found, letters: Array.from(found.text) }; // places count whole characters, JavaScript's indices halves
+  return { ...found, letters: Array.from(flowing(found.text)) }; // places count whole characters, JavaScript's indices halves
 }
 
 async function showPassage(name, start, end) {
@@ -253,7 +255,7 @@ async function showPassage(name, start, end) {
   $("#close").href = `#${name}`;
   $("#passage").replaceChildren();
   try {
-    const found = await fetchText(name, start - AROUND, end + AROUND), cut = (from, to) => flowing(found.letters.slice(from - found.start, to - found.start).join(""));
+    const found = await fetchText(name, start - AROUND, end + AROUND), cut = (from, to) => found.letters.slice(from - found.start, to - found.start).join("");
     part = { name, start: found.start, end: found.end, length: found.length };
     const passage = make("mark", { textContent: cut(start, end) });
     $("#passage").replaceChildren(cut(found.start, start), passage, cut(end, found.end));
@@ -274,7 +276,7 @@ async function more(later) {
   const found = await (later ? fetchText(name, end, end + AROUND) : fetchText(name, start - AROUND, start));
   if (part.name !== name || part.start !== start || part.end !== end) return; // another passage is shown
   part = { ...part, start: Math.min(start, found.start), end: Math.max(end, found.end) };
-  $("#passage")[later ? "append" : "prepend"](flowing(found.text));
+  $("#passage")[later ? "append" : "prepend"](found.letters.join(""));
   limits();
   if (!later) text.scrollTop += text.scrollHeight - height;
 }
@@ -312,7 +314,9 @@ async function start() {
   showKey();
   if (!key.get()) return askKey();
   try {
-    $("#model").textContent = (await json("models")).data[0].id;
+    const [model] = (await json("models")).data;
+    $("#model").textContent = model.id;
+    wanted = model.sources ? 3 : 0;
     $("#failed").textContent = "";
     await list();
     route();

@@ -126,7 +126,8 @@ class BlockCache:
                 "1, 0, 0 to k, and 0"
             )
         self.window = -(-window // block_size) * block_size
-        self.block_size, self.dense, self.observer = block_size, dense, observer
+        self.block_size, self.k, self.first = block_size, k, first
+        self.dense, self.observer = dense, observer
         self._config = AttentionConfig(block_size, self.window, k, first)
         self.unrotated_layers = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
@@ -332,6 +333,10 @@ class BlockCache:
         for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
             beyond = known is not None and first >= bounds[-1]
             yield first, stop, first >= bounds[0], self._rotation if beyond else None
+
+    def rotation_at(self, layer: int, position: int, device: str) -> Rotation | None:
+        """How far blocks are moved that the query at a position reads; None: they stay where they stand."""
+        return next(self._parts(layer, position, 1, self._config, device))[3]
 
     def commit(self) -> None:
         """End the chunk in every layer."""

@@ -67,15 +67,19 @@ def _with_landmarks(original: Attention) -> Attention:
         landmarks: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if landmarks is None:
+            return original(module, query, key, value, attention_mask, **kwargs)
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
-        if landmarks is None or layer not in landmarks.landmark_layers:
-            out = None if landmarks is None else _in_window(landmarks, query, key, value, **kwargs)
+        if layer not in landmarks.landmark_layers:
+            out = _in_window(landmarks, query, key, value, **kwargs)
             return original(module, query, key, value, attention_mask, **kwargs) if out is None else (out, None)
         query, key, value = as_autocast(query, key, value)
         with without_autocast(query):
             scores = kwargs.get("s_aux")
             sinks = None if scores is None else Sinks(scores)
-            out = landmarks.attend(layer, query, key, value, Scoring(kwargs["scaling"], kwargs.get("softcap")), sinks)
+            out = landmarks.attend(
+                layer, query, key, value, Scoring(kwargs.get("scaling"), kwargs.get("softcap")), sinks
+            )
         return out.transpose(1, 2).contiguous(), None
 
     return attention
@@ -108,7 +112,8 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor
 
 
 ATTENTION = {"sdpa": "landmark_sdpa", "eager": "landmark_eager"}  # registered names, by the implementations replaced
-for _name, _original in (("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"]), ("eager", _eager)):
+ORIGINALS: dict[str, Attention] = {"sdpa": ALL_ATTENTION_FUNCTIONS["sdpa"], "eager": _eager}
+for _name, _original in ORIGINALS.items():
     AttentionInterface.register(ATTENTION[_name], _with_landmarks(_original))
     AttentionMaskInterface.register(ATTENTION[_name], ALL_MASK_ATTENTION_FUNCTIONS[_name])
 

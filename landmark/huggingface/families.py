@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from landmark.huggingface.attention import ATTENTION, with_landmarks
+from landmark.huggingface.tiny import tiny_model, turnings
 from landmark.utils.errors import UserError
 
-# Decoders that rotate heads, or their first channels, in pairs of element i and element i + r/2.
+# Decoders that can learn to use landmarks. They rotate heads, or their first channels, in pairs of i and i + r/2.
 FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3"),
     *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "gpt_neox", "gpt_oss", "llama4_text"),
 )
+READ = ()  # more decoders that the tests read without training; others are tried first
 ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
-STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+# Rope types whose frequencies do not depend on the length of the text.
+STATIC = ("default", "linear", "llama3", "yarn", "proportional")
+FULL, HYBRID = "full_attention", "hybrid"  # a hybrid layer has full attention and a recurrent state
+BESIDE = ("sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid_sliding", "moe", "mlp")
 
 
-def check_model(model: Any) -> None:
-    """Raise UserError, with the reason, if a model cannot have landmarks."""
+def check_model(model: Any, is_free: bool = False) -> None:
+    """Raise UserError, with the reason, if a model cannot have landmarks. is_free: it is to read without them."""
     if hasattr(model, "get_base_model"):
         raise UserError(f"{type(model).__name__}: give the model inside, wrap(model.get_base_model(), tokenizer)")
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
@@ -32,8 +37,14 @@ def check_model(model: Any) -> None:
     implementation = str(config._attn_implementation)
     if implementation in ATTENTION.values():
         raise UserError(f"{type(model).__name__} has landmarks already")
-    if family not in FAMILIES:
+    if family not in FAMILIES and not is_free:
         raise UserError(_why_not(model))
+    if latent := getattr(config, "kv_lora_rank", None):
+        raise UserError(f"{family}: latent attention (kv_lora_rank={latent}) keeps no keys, whose means find blocks")
+    if others := sorted(set(layer_types(model)) - {FULL, HYBRID, *BESIDE}):
+        raise UserError(f"{family}: layers of {', '.join(others)} choose what they read, so nothing is left to choose")
+    if not landmark_layers(model) and window_size(model) is None:
+        raise UserError(f"{family}: no layer has full attention, so there are no keys to choose from")
     if not landmark_layers(model):
         how = "set model.config.sliding_window = None first"
         if getattr(config, "layer_types", None) is not None:
@@ -42,7 +53,7 @@ def check_model(model: Any) -> None:
             f"{family}: every layer has a sliding window of {window_size(model)}, so none can read earlier blocks; "
             f"if the weights allow it, {how}"
         )
-    if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
+    if (kind := rope_parameters(model).get("rope_type", "default")) not in STATIC:
         raise UserError(
             f"{family}: rope_type={kind} rotates keys by angles that depend on the length of the text; "
             f"supported are those that do not: {', '.join(STATIC)}"
@@ -51,7 +62,7 @@ def check_model(model: Any) -> None:
         raise UserError(f"{family}: layers {turned} have full attention and rotate neighbouring channels together")
     if with_landmarks(implementation) is None:
         raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
-    for name in ("attention_dropout", "use_bidirectional_attention"):
+    for name in ("use_bidirectional_attention", *([] if is_free else ["attention_dropout"])):
         if value := getattr(config, name, None):
             raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
 
@@ -78,11 +89,22 @@ def head_dim(config: Any) -> int:
 
 
 def layer_types(model: PreTrainedModel) -> list[str]:
-    """The kind of attention of each layer: FULL, SLIDING or CHUNKED."""
+    """The kind of each layer, by transformers' names of kinds."""
     config = text_config(model)
-    if (types := getattr(config, "layer_types", None)) is not None:
-        return list(types)
-    return [FULL if window_size(model) is None else SLIDING] * config.num_hidden_layers
+    types = getattr(config, "layer_types", None)
+    return list(types if types is not None else get_layer_types_and_kwargs(config)[0])
+
+
+def cache_layers(model: PreTrainedModel) -> list[tuple[str, dict[str, Any]]]:
+    """What transformers keeps of each layer: a kind, and settings of its class. "dummy": nothing."""
+    return list(zip(*get_layer_types_and_kwargs(text_config(model)), strict=True))
+
+
+def givers(model: PreTrainedModel) -> dict[int, int]:
+    """By the numbers of layers that read another's keys: the layer that has these."""
+    modes, kinds = getattr(text_config(model), "kv_sharing_modes", None) or [], layer_types(model)
+    having = {kind: number for number, (mode, kind) in enumerate(zip(modes, kinds, strict=False)) if mode == "store"}
+    return {number: having[kinds[number]] for number, mode in enumerate(modes) if mode == "reuse"}
 
 
 def window_size(model: PreTrainedModel) -> int | None:
@@ -94,19 +116,54 @@ def window_size(model: PreTrainedModel) -> int | None:
 
 def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
     """The numbers of the layers that read with landmarks: those with full attention."""
-    return frozenset(number for number, kind in enumerate(layer_types(model)) if kind == FULL)
+    return frozenset(number for number, kind in enumerate(layer_types(model)) if kind in (FULL, HYBRID))
+
+
+class Rotation(NamedTuple):
+    """How layers with full attention rotate queries and keys. frequencies: the name of the buffer that has them; None:
+    no layer does. neighbours: whether channels 2i and 2i + 1 are a pair, not i and i + r/2. unrotated: layers that do
+    not.
+    """
+
+    frequencies: str | None
+    neighbours: bool
+    unrotated: frozenset[int]
+
+
+def rotation_of(model: PreTrainedModel) -> Rotation:
+    """Of a model that is not one of FAMILIES it is measured, once. Raises UserError where no description fits."""
+    if model.config.model_type in FAMILIES:
+        rotates = getattr(text_config(model), "no_rope_layers", None) or ()  # despite its name, 1 for layers that do
+        return Rotation("inv_freq", False, frozenset(number for number, each in enumerate(rotates) if not each))
+    known = vars(model).get("landmark_rotation")
+    if known is None:
+        known = cast(Any, model).landmark_rotation = _measured(model, tiny_model(model))
+    return known
+
+
+def _measured(model: PreTrainedModel, tiny: PreTrainedModel) -> Rotation:
+    found, family, layers = turnings(tiny), model.config.model_type, landmark_layers(model)
+    if missing := sorted(layers - set(found)):
+        raise UserError(f"{family}: the attention of layers {missing} does not go through transformers' interface")
+    turning = [each for layer in layers if (each := found[layer]) is not None]
+    common = set.intersection(*turning) if turning else {(None, False)}
+    if not common:
+        raise UserError(
+            f"{family}: its layers rotate keys in no way, or not in one way, that the cache can move them by"
+        )
+    unrotated = frozenset(layer for layer in layers if found[layer] is None)
+    return Rotation(*sorted(common)[0], unrotated)
 
 
 def unrotated_layers(model: PreTrainedModel) -> frozenset[int]:
     """The numbers of the layers whose queries and keys are not rotated."""
-    rotates = getattr(text_config(model), "no_rope_layers", None) or ()  # despite its name, 1 for layers that rotate
-    return frozenset(number for number, each in enumerate(rotates) if not each)
+    return rotation_of(model).unrotated
 
 
 def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
-    """The rotary settings of the layers with full attention."""
-    parameters = text_config(model).rope_parameters
-    return parameters.get(FULL, parameters)
+    """The rotary settings of the layers with full attention; empty where there are none."""
+    parameters = getattr(text_config(model), "rope_parameters", None) or {}
+    return parameters.get(FULL, parameters) or {}
 
 
 def device_of_layer(model: PreTrainedModel, number: int) -> torch.device:
@@ -128,6 +185,9 @@ def softcap_of(model: PreTrainedModel) -> float | None:
 @torch.no_grad()
 def inverse_frequencies(model: PreTrainedModel) -> Tensor:
     """Radians per position of each pair that rotates, (r/2,), in layers with full attention, after scaling."""
+    if model.config.model_type not in FAMILIES:
+        name = rotation_of(model).frequencies
+        return torch.zeros(0) if name is None else model.get_buffer(name)
     if model.config.model_type == "llama4_text":  # its layers with full attention do not rotate
         return torch.zeros(0)
     rotary = cast(Any, model.get_decoder()).rotary_emb

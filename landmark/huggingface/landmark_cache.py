@@ -1,4 +1,4 @@
-"""The cache of a model with landmarks: a memory for layers with full attention, a window for the other layers."""
+"""The cache of a model with landmarks: a memory for layers with full attention; others keep a window or a state."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    LinearAttentionLayer,
+)
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
@@ -25,17 +31,20 @@ from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
     FULL,
+    HYBRID,
+    cache_layers,
     device_of_layer,
+    givers,
     inverse_frequencies,
     landmark_layers,
-    layer_types,
     memory_frequencies,
+    rotation_of,
     softcap_of,
     text_config,
     unrotate,
     unrotated_layers,
-    window_size,
 )
+from landmark.huggingface.tiny import apart
 from landmark.memory.memory import memory_of
 from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
@@ -44,9 +53,9 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
 from landmark.utils.weights import weights_digest, weights_state
 
-WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
+WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and the windows and states of other layers
 IDS = "ids"
-SETTLED = "settled."  # of the windows where the memory is settled, if that is before its end
+SETTLED = "settled."  # of the other layers where the memory is settled, if that is before its end
 MARKS = 16  # most marks of a text
 
 
@@ -72,18 +81,17 @@ class LandmarkCache(Cache):
         observer: Observer | None = None,
     ):
         """An empty cache of a model. settings: of a text with landmarks, or without."""
-        self._window: Any = window_size(model)
-        self._is_full = [kind == FULL for kind in layer_types(model)]
+        self._kinds, self._givers = cache_layers(model), givers(model)
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
-        self._frequencies = inverse_frequencies(model)
+        self._frequencies, self._has_neighbours = inverse_frequencies(model), rotation_of(model).neighbours
         self.memory: TextMemory
         if isinstance(settings, BlockCacheSettings):
             self.memory = BlockCache(
                 block_size,
                 **vars(settings),
-                positions=text_config(model).max_position_embeddings,
+                positions=getattr(text_config(model), "max_position_embeddings", None),
                 frequencies=self._frequencies,
                 unrotated_layers=unrotated_layers(model),
                 observer=observer,
@@ -104,13 +112,14 @@ class LandmarkCache(Cache):
         self.memory.model = self._model.digest
 
     def _new_layers(self) -> list[Any]:
+        own = {FULL: _MemoryLayer, HYBRID: _MemoryAndStateLayer}
         return [
-            _MemoryLayer(self._chunk, number) if is_full else DynamicSlidingWindowLayer(self._window)
-            for number, is_full in enumerate(self._is_full)
+            own[kind](self._chunk, number, **given) if kind in own else DYNAMIC_LAYER_TYPE_MAPPING[kind](**given)
+            for number, (kind, given) in enumerate(self._kinds)
         ]
 
     def _copy(self, memory: TextMemory) -> LandmarkCache:
-        """A copy with another memory, whose layers with a sliding window have read nothing."""
+        """A copy with another memory, whose other layers have read nothing."""
         copied = copy.copy(self)
         copied._chunk, copied.memory, copied.next_token = _Chunk(), memory, None
         copied.layers = copied._new_layers()
@@ -118,7 +127,7 @@ class LandmarkCache(Cache):
 
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
-        self._settled: tuple[int, dict[int, Any]] = (0, {})  # a position, and copies of the sliding layers there
+        self._settled: tuple[int, dict[int, Any]] = (0, {})  # a position, and copies of the other layers there
         self.groups: list[Group] = []
         self.marks = None if self.marks is None else []
         self._columns = 0  # of a padded batch: tokens read, padding included
@@ -155,7 +164,7 @@ class LandmarkCache(Cache):
         memory = self.memory
         if memory.settled == memory.position:
             return memory.tokens_read
-        return self._settled[0] if self.has_windows else memory.settled
+        return self._settled[0] if self.has_others else memory.settled
 
     def settle(self) -> None:
         """Let what is read depend on the text alone: later tokens become unread, as those of an answer.
@@ -168,11 +177,9 @@ class LandmarkCache(Cache):
         memory = self.memory
         if memory.settled == memory.position:
             return
-        at, windows = self._settled
-        for number in self._windows:
-            kept = windows.get(number)
-            self.layers[number] = DynamicSlidingWindowLayer(self._window) if kept is None else copy.copy(kept)
-        memory.settle(at if self.has_windows else None)
+        (at, others), new = self._settled, self._new_layers()
+        self._put({n: _copied(others[n]) if n in others else new[n] for n in self._others})
+        memory.settle(at if self.has_others else None)
 
     def unread(self, batch: int) -> list[Tensor]:
         """The unread ids of each of `batch` texts."""
@@ -188,29 +195,29 @@ class LandmarkCache(Cache):
         return list(found.values())
 
     @property
-    def has_windows(self) -> bool:
-        """Whether some layers have a sliding window instead of a memory."""
-        return not all(self._is_full)
+    def has_others(self) -> bool:
+        """Whether some layers keep a sliding window or a recurrent state, which cannot be cut back as a memory can."""
+        return bool(self._others)
 
     @property
-    def _windows(self) -> dict[int, DynamicSlidingWindowLayer]:
-        return {number: x for number, x in enumerate(self.layers) if isinstance(x, DynamicSlidingWindowLayer)}
+    def _others(self) -> dict[int, Any]:
+        return {n: layer for n, layer in enumerate(self.layers) if type(layer) not in (_MemoryLayer, DummyLayer)}
 
-    def _copies_of_windows(self) -> dict[int, DynamicSlidingWindowLayer]:
-        return {number: copy.copy(layer) for number, layer in self._windows.items()}
+    def _copies_of_others(self) -> dict[int, Any]:
+        return {number: _copied(layer) for number, layer in self._others.items()}
 
     @contextmanager
     def reading(self, ids: Tensor, length: int, device: torch.device, known: bool = False) -> Iterator[Tensor]:
         """Read a chunk of `length` tokens, landmarks included. ids: (B, n), without them. known: none of its logits is
         wanted, so its tokens may choose blocks together. Gives its position ids (1, length), all 0 where the memory
-        assigns positions and no layer has a sliding window: undoing the rotation is exact. Raises UserError if a layer
+        assigns positions and no layer keeps anything else: undoing the rotation is exact. Raises UserError if a layer
         did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
         self.memory.begin(known)
-        if self._windows or self.memory.is_rotated:
+        if self.has_others or self.memory.is_rotated:
             positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
-        before = [(layer, vars(layer).copy()) for layer in self._windows.values()]
+        before = self._copies_of_others()
         self._chunk.positions = positions
         self._chunk.attended.clear()
         try:
@@ -218,16 +225,15 @@ class LandmarkCache(Cache):
             check_attended(self.landmark_layers, self._chunk.attended)
         except BaseException:
             self.memory.discard()
-            for layer, content in before:
-                vars(layer).update(content)
+            self._put(before)
             raise
         finally:
             self._chunk.positions = None
         self.memory.commit()
         if (new := self.memory.tokens_read - self.ids.shape[1]) > 0:
             self.ids = torch.cat([self.ids.to(ids.device), ids[:, -new:]], 1) if self.ids.numel() else ids
-        if self.has_windows and self.memory.settled == self.memory.position:
-            self._settled = self.memory.position, self._copies_of_windows()
+        if self.has_others and self.memory.settled == self.memory.position:
+            self._settled = self.memory.position, self._copies_of_others()
         if self.memory.is_end(ids.shape[1], self._local):
             self.add_mark()
 
@@ -236,9 +242,26 @@ class LandmarkCache(Cache):
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
         if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
-            positions = self._chunk.positions.to(q.device) if self._windows else None
+            positions = self._chunk.positions.to(q.device) if self.has_others else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
-        return self.memory.attend_in(layer, q, k, v, scoring, sinks)
+        if self._has_neighbours:  # scores are the same in any order of channels
+            q, k = (apart(x, len(self._frequencies)) for x in (q, k))
+        channels = v.shape[-1]
+        if channels < k.shape[-1]:
+            v = nn.functional.pad(v, (0, k.shape[-1] - channels))
+        # A layer that reads another's keys has been given the chunk's, which are written to the same place once more.
+        return self.memory.attend_in(self._givers.get(layer, layer), q, k, v, scoring, sinks)[..., :channels]
+
+    def _put(self, others: Mapping[int, Any]) -> None:
+        for number, layer in others.items():
+            self.layers[number] = layer
+            if isinstance(layer, _MemoryLayer):
+                layer._chunk = self._chunk
+
+    @property
+    def num_stored(self) -> int:
+        """Layers whose keys the memory has, once a text is read."""
+        return len(self.landmark_layers - set(self._givers))
 
     def ready_for_token(self) -> tuple[int, ...]:
         """Inside `reading`: what a CUDA graph of the token depends on, beside the weights."""
@@ -266,17 +289,14 @@ class LandmarkCache(Cache):
         tensors = {IDS: self.ids.contiguous()}
         at, settled = self._settled
         behind = settled if at < self.memory.position else {}  # the end's own are those that are settled
-        for prefix, windows in (("", self._windows), (SETTLED, behind)):
-            for number, layer in windows.items():
-                if layer.is_initialized:
-                    length = torch.tensor(layer.cumulative_length)
-                    content = {"keys": layer.keys, "values": layer.values, "length": length}
-                    tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in content.items()}
+        for prefix, layers in (("", self._others), (SETTLED, behind)):
+            for number, layer in layers.items():
+                tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in _content(layer).items()}
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
     def load(self, folder: Path | str) -> None:
         """Replace the content by that of a saved cache. Raises UserError as `Memory.load` does, for a model with other
-        weights too, and where the ids or the windows of sliding layers are missing; then the content stays as it was.
+        weights too, and where the ids or the windows and states of other layers are missing; then the content stays as it was.
         """
         loaded = self._copy(copy.copy(self.memory))
         loaded._load(Path(folder))
@@ -289,16 +309,15 @@ class LandmarkCache(Cache):
         self._forget()
         self._state = weights_state(cast(PreTrainedModel, self._model()))
         self.ids = tensors[IDS]
-        settled = {number: DynamicSlidingWindowLayer(self._window) for number in self._windows}
-        for prefix, windows in (("", self._windows), (SETTLED, settled)):
-            for number, layer in windows.items():
-                if f"{prefix}{number}.keys" in tensors:
-                    content = [tensors[f"{prefix}{number}.{name}"].to(device_of(number)) for name in ("keys", "values")]
-                    layer.lazy_initialization(*content)
-                    layer.keys, layer.values = content
-                    layer.cumulative_length = int(tensors[f"{prefix}{number}.length"])
+        new = self._new_layers()
+        settled = {number: new[number] for number in self._others}
+        for prefix, others in (("", self._others), (SETTLED, settled)):
+            for number, layer in others.items():
+                start = f"{prefix}{number}."
+                own = {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
+                _fill(layer, own, device_of(number))
         is_settled = self.memory.settled == self.memory.position
-        self._settled = self.memory.settled, self._copies_of_windows() if is_settled else settled
+        self._settled = self.memory.settled, self._copies_of_others() if is_settled else settled
 
     def fits(self, model: Any, state: int) -> bool:
         """Whether the memory is this model's, and its weights and adapters are those with which it began. state: their
@@ -324,18 +343,20 @@ class LandmarkCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of blocks, pending tokens and sliding windows, those of the marks included."""
-        tensors: list[Any] = [self.ids]
-        for mark in [self.mark(), *(self.marks or [])]:
-            tensors += [x for kept in mark.windows.values() for x in (kept.get("keys"), kept.get("values"))]
+        """Bytes of blocks, pending tokens, windows and states, those of the marks included."""
+        tensors: list[Any] = [self.ids, *(x for layer in self._others.values() for x in _content(layer).values())]
+        tensors += [x for _, between in self.memory.mark().values() for x in between.values()]
+        for mark in self.marks or []:
+            tensors += [x for layer in mark.others.values() for x in _content(layer).values()]
             tensors += [x for _, between in mark.layers.values() for x in between.values()]
         storages = [x.untyped_storage() for x in tensors if isinstance(x, Tensor)]
         return self.stats["bytes_kept"] + sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
     def mark(self) -> Mark:
-        """The place that is reached, to `fork` from later. It holds the pending tokens and the sliding windows."""
-        windows = {number: vars(layer).copy() for number, layer in self._windows.items()}
-        return Mark(self.memory.tokens_read, self.memory.position, self.memory.mark(), windows)
+        """The place that is reached, to `fork` from later. It holds pending tokens, and copies of the other layers."""
+        at, others = self._settled
+        others = others if at == self.memory.position else self._copies_of_others()
+        return Mark(self.memory.tokens_read, self.memory.position, self.memory.mark(), others)
 
     def add_mark(self) -> None:
         """Keep a mark of the place that is reached; of too many one goes, rather far from the end than near it."""
@@ -350,7 +371,7 @@ class LandmarkCache(Cache):
 
     def mark_before(self, tokens: int) -> Mark | None:
         """The last place among the first `tokens` of the text where `fork` can begin; None: there is none."""
-        if self.marks is not None and not self.has_windows and (at := self.memory.fork_point(tokens)):
+        if self.marks is not None and not self.has_others and (at := self.memory.fork_point(tokens)):
             return Mark(at, at, {}, {})
         marks = [mark for mark in self.marks or [] if mark.tokens <= tokens]
         return marks[-1] if marks and not self.memory.has_dropped else None
@@ -360,9 +381,8 @@ class LandmarkCache(Cache):
         forked = self._copy(self.memory.beginning(mark.position, mark.layers))
         forked.ids = self.ids[:, : mark.tokens].clone()
         forked.marks = [each for each in self.marks or [] if each.tokens <= mark.tokens]
-        for number, layer in forked._windows.items():
-            vars(layer).update(mark.windows[number])
-        forked._settled = mark.position, forked._copies_of_windows()
+        forked._put({number: _copied(layer) for number, layer in mark.others.items()})
+        forked._settled = mark.position, mark.others
         return forked
 
     def select(self, samples: Tensor) -> LandmarkCache:
@@ -376,10 +396,9 @@ class LandmarkCache(Cache):
                 chosen.groups.append(Group(rows, group.cache.select(torch.tensor(at))))
         if self.ids.numel():
             chosen.ids = self.ids[samples.to(self.ids.device)]
-        for number, layer in self._windows.items():
-            chosen.layers[number] = _selected(layer, samples)
-        at, windows = self._settled
-        chosen._settled = at, {number: _selected(layer, samples) for number, layer in windows.items()}
+        chosen._put({number: _copied(layer, samples) for number, layer in self._others.items()})
+        at, others = self._settled
+        chosen._settled = at, {number: _copied(layer, samples) for number, layer in others.items()}
         return chosen
 
     def texts(self, batch: int) -> list[Tensor]:
@@ -430,7 +449,7 @@ class LandmarkCache(Cache):
 
     @contextmanager
     def reading_together(self, positions: Tensor) -> Iterator[None]:
-        """Let the chunks of all groups pass through the model at once, where no layer has a sliding window."""
+        """Let the chunks of all groups pass through the model at once, where only the memory keeps something."""
         self._chunk.positions = positions
         try:
             yield
@@ -443,7 +462,8 @@ class LandmarkCache(Cache):
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""
-        return self.layers[layer_idx].get_seq_length()  # pyright: ignore[reportAttributeAccessIssue]
+        layer: Any = self.layers[layer_idx]
+        return layer.get_seq_length() if isinstance(layer, CacheLayerMixin) else 0  # others have no masks of keys
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these samples of the batch."""
@@ -470,11 +490,53 @@ class LandmarkCache(Cache):
         )
 
 
-def _selected(layer: DynamicSlidingWindowLayer, samples: Tensor) -> DynamicSlidingWindowLayer:
-    """A copy of a layer with these samples of the batch."""
+def _copied(layer: Any, samples: Tensor | None = None) -> Any:
+    """A copy of a layer with a window or a state, which goes on by itself. samples: these of the batch; None: all."""
     copied = copy.copy(layer)
-    copied.batch_select_indices(samples)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):  # of states, which are changed in place
+            setattr(copied, name, {key: _own(x, samples) for key, x in value.items()})
+    if samples is not None and _has_window(layer):
+        copied.batch_select_indices(samples)
     return copied
+
+
+def _own(x: Any, samples: Tensor | None) -> Any:
+    return x if not isinstance(x, Tensor) else x.clone() if samples is None else x[samples.to(x.device)]
+
+
+def _has_window(layer: Any) -> bool:
+    return getattr(layer, "is_sliding", False) and layer.is_initialized
+
+
+def _content(layer: Any) -> dict[str, Tensor]:
+    """The tensors of a layer with a window or a state, by name."""
+    found = {}
+    if _has_window(layer):
+        found = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
+    for kind in _STATES:
+        states = getattr(layer, f"{kind}_states", {}).items()
+        found |= {f"{kind}.{number}": state for number, state in states if state is not None}
+    return found
+
+
+def _fill(layer: Any, content: Mapping[str, Tensor], device: torch.device) -> None:
+    """Give an empty layer the tensors of another one."""
+    if "keys" in content:
+        window = [content[name].to(device) for name in ("keys", "values")]
+        layer.lazy_initialization(*window)
+        layer.keys, layer.values = window
+        layer.cumulative_length = int(content["length"])
+    for name, saved in content.items():
+        kind, _, number = name.partition(".")
+        if kind in _STATES:
+            state = saved.to(device)
+            layer.lazy_initialization(**{f"{kind}_states": state, "state_idx": int(number)})
+            getattr(layer, f"{kind}_states")[int(number)].copy_(state)
+            layer.has_previous_state[int(number)] = True
+
+
+_STATES = "conv", "recurrent"
 
 
 class _ModelRef:
@@ -498,7 +560,7 @@ class _ModelRef:
 
 
 def saved_windows(folder: Path, ids_alone: bool = False) -> dict[str, Tensor]:
-    """A saved memory's ids, IDS (B, n), and windows of sliding layers. Raises UserError where it is damaged."""
+    """A saved memory's ids, IDS (B, n), and windows and states of other layers. Raises UserError where it is damaged."""
     try:
         open_written(folder / WINDOWS).close()
         with safe_open(folder / WINDOWS, "pt") as tensors:  # a map of the file: what is not used is not read
@@ -510,14 +572,14 @@ def saved_windows(folder: Path, ids_alone: bool = False) -> dict[str, Tensor]:
 
 class Mark(NamedTuple):
     """A place in a text: what a cache keeps there beside the blocks, by reference. tokens: read so far, without
-    landmarks; position: with them. layers: by number, blocks stored and `LayerMemory.between`. windows: by number, of
-    sliding layers.
+    landmarks; position: with them. layers: by number, blocks stored and `LayerMemory.between`. others: by number,
+    copies of the other layers, which nothing changes.
     """
 
     tokens: int
     position: int
     layers: dict[int, tuple[int, dict[str, Tensor]]]
-    windows: dict[int, dict[str, Any]]
+    others: dict[int, Any]
 
 
 class Group(NamedTuple):
@@ -565,3 +627,13 @@ class _MemoryLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None: ...
+
+
+class _MemoryAndStateLayer(LinearAttentionLayer, _MemoryLayer):
+    """A layer whose keys and values are in the memory, and which has a recurrent state beside them."""
+
+    def __init__(self, chunk: _Chunk, number: int, number_of_states: int = 1):
+        _MemoryLayer.__init__(self, chunk, number)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    update = _MemoryLayer.update

@@ -317,7 +317,7 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     """Let attention use landmarks, and write the settings to the configuration, where `save_pretrained` finds them."""
     implementation = str(model.config._attn_implementation)
     if implementation not in ATTENTION.values():
-        check_model(model)
+        check_model(model, is_free=settings.token is None)
         model.set_attn_implementation(with_landmarks(implementation) or ATTENTION["sdpa"])
     setattr(model.config, SETTINGS, settings.saved())
 

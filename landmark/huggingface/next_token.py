@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from landmark.huggingface.families import ROUTED
+from landmark.huggingface.families import FAMILIES, ROUTED
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.memory.graphs import Graphs
 from landmark.memory.store.tiers import new_buffer
@@ -57,18 +57,18 @@ class NextToken:
 def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None:
     """What reads this token of each text by a CUDA graph; None: Python must launch each operator.
 
-    Not where layers have a sliding window, whose tensors grow, or experts; where layers are on several devices or
+    Not where layers have a window or a state, or experts; where layers are on several devices or
     quantised; where the batch is padded; and not the first tokens of a text.
     """
     memory, device = cache.memory, ids.device
-    if cache.has_windows or cache.groups or cache.get_seq_length() > memory.tokens_read:
+    if cache.has_others or cache.groups or cache.get_seq_length() > memory.tokens_read:
         return None
-    if memory.num_layers < len(cache.landmark_layers) or not memory.has_token_kernels(device):
+    if memory.num_layers < cache.num_stored or not memory.has_token_kernels(device):
         return None
     placed = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(placed) > 1 or getattr(model, "hf_quantizer", None) is not None or torch.is_autocast_enabled(device.type):
         return None
-    if model.config.model_type in ROUTED:
+    if model.config.model_type not in FAMILIES or model.config.model_type in ROUTED:
         return None
     if cache.next_token is None:
         cache.next_token = NextToken(model, device)

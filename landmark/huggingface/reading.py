@@ -64,7 +64,7 @@ class Reader:
         2. Texts that have read as many tokens so far, and read as many in the step, share a memory; without padding
            all do.
         3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
-           have a sliding window, one memory after the other passes through the model.
+           keep a window or a state, one memory after the other passes through the model.
 
         ids: (B, T), without landmarks. mask: (B, T), bool, False for padding. kept: last columns that get logits.
         """
@@ -87,7 +87,7 @@ class Reader:
         for step in range(max(map(len, pieces))):
             now = [each[step] if step < len(each) else Piece(0, 0, False) for each in pieces]
             parts = self._parts(texts, now, cache, alike)
-            for passed in [[part] for part in parts] if cache.has_windows else [parts]:
+            for passed in [[part] for part in parts] if cache.has_others else [parts]:
                 rows = [row for part in passed for row in part.rows.tolist()]
                 skipped = max(0, min(len(texts[row]) - wanted[row] - now[row].start for row in rows))
                 for part, (of_text, of_layers) in zip(passed, self._pass(passed, cache, skipped), strict=True):
@@ -124,7 +124,7 @@ class Reader:
         return insert_landmarks(part.ids, part.cache.memory.position, block_size, token)
 
     def _pass(self, parts: list[Part], cache: LandmarkCache, skipped: int) -> list[tuple[Tensor, list[Tensor]]]:
-        """One pass of the model over the next tokens of texts; several parts only where no layer has a sliding window.
+        """One pass of the model over the next tokens of texts; several parts only where the memory alone keeps something.
 
         cache: of the whole batch. skipped: first tokens that get no logits. Returns for each part logits
         (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.

@@ -8,6 +8,7 @@ begins with `landmark_`, so that nothing opens the model without its landmarks b
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -25,10 +26,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from landmark.blocks.settings import BlockCacheSettings
 from landmark.gguf.opening import is_quantised
 from landmark.huggingface.attention import ATTENTION
-from landmark.huggingface.families import FAMILIES, check_model
+from landmark.huggingface.families import FAMILIES, READ, check_model, rotation_of
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
 from landmark.huggingface.safe_loading import check_folder, open_model, open_tokenizer, readable
+from landmark.huggingface.tiny import tiny_model
+from landmark.huggingface.trial import BLOCK, TOGETHER, check_reading
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
@@ -39,6 +42,7 @@ from landmark.utils.setting import check_field
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LOG = logging.getLogger(__name__)
 BLOCK_SIZE = {"token": 63, "none": 32}  # with its landmark a block has 64 places
 CHUNK = {"token": DEFAULT_CHUNK, "none": 2048}  # tokens read at a time
 NAME = "Landmark"  # of a class: this, and the name of the class in transformers
@@ -64,7 +68,7 @@ def wrap(
     (None: 250, without landmarks 2048). Raises UserError for a model or settings that do not fit, and for a tokenizer
     with the token.
     """
-    check_model(model)
+    check_model(model, is_free=landmarks == "none")
     if memory is not None and not isinstance(memory, Mapping):
         raise UserError(f"memory={memory!r}: give settings by name, as {{'k': 4}}")
     if landmarks not in BLOCK_SIZE:
@@ -115,10 +119,15 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
         return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
 
 
-def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
-    """Make a model whose vocabulary has the landmark a `LandmarkModel`, in place. Raises UserError if it cannot be."""
-    check_model(model)
+def attach(model: PreTrainedModel, settings: LandmarkSettings, is_tried: bool = False) -> LandmarkModel:
+    """Make a model whose vocabulary has the landmark a `LandmarkModel`, in place. is_tried: nothing is to be tried on a
+    tiny model. Raises UserError if it cannot be.
+    """
+    check_model(model, is_free=settings.token is None)
     check_settings(settings)
+    if not is_tried and (family := model.config.model_type) not in FAMILIES + READ:
+        try_model(model)
+        LOG.warning(f"{family}: not one of the listed families; a tiny model of it was tried, and read exactly")
     rebound = _own_forward(model)
     base = type(model)
     _own_config(model)
@@ -128,6 +137,14 @@ def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
         cast(Any, model)._old_forward = MethodType(type(model).forward, model)
     prepare(model, settings)
     return cast(LandmarkModel, model)
+
+
+def try_model(model: PreTrainedModel) -> None:
+    """Raise UserError where a tiny model of the same class does not read through blocks as it would without them."""
+    plain = tiny_model(model)
+    cast(Any, plain).landmark_rotation = rotation_of(model)
+    wrapped = attach(copy.deepcopy(plain), without_landmarks(BLOCK, local=TOGETHER), is_tried=True)
+    check_reading(plain, wrapped)
 
 
 def _own_config(model: PreTrainedModel) -> None:

@@ -128,9 +128,9 @@ async def put_document(name: str, service: Serving, client: Client, request: Req
     """The body is the file itself, text or one of `landmark.documents`; the document has the name that is given.
     stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
     """
-    text = (await run_in_threadpool(document_of, await request.body(), name)).text
+    document = await run_in_threadpool(document_of, await request.body(), name)
     reading = service.reading(f"document {name}")
-    add = lambda: service.add_document(client, name, text, reading)  # noqa: E731
+    add = lambda: service.add_document(client, name, document, reading)  # noqa: E731
     if stream:
         return Stream(reading, responses.events_of(add), is_document=True)
     return await while_connected(request, reading, add)

@@ -79,6 +79,7 @@ class Asked(_Body):
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None
+    sources: int = Field(0, ge=0, le=20, description="most passages of the document that come with the answer")
 
     @model_validator(mode="before")
     @classmethod
@@ -92,6 +93,8 @@ class Asked(_Body):
     def _fits_together(self) -> Asked:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for a streamed answer: set stream")
+        if self.sources and self.document is None:
+            raise ValueError("sources are passages of a document: name one")
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
         return self

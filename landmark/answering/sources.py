@@ -1,0 +1,181 @@
+"""The passages of a text behind an answer: found by the question's attention and by its words."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from landmark.answering.answer import Decode, Decoding
+from landmark.answering.answering import Answering
+from landmark.blocks.shares import Watched
+from landmark.documents import Document
+from landmark.utils.errors import UserError
+
+NULL = "N/A"  # the question that asks nothing: what it attends to, every question does
+JOINED = 0.5  # of a passage's best block, that a neighbour must have to be a part of it
+LONGEST = 400  # characters by which a passage is extended to the ends of sentences
+_SPACE = re.compile(r"\s+")
+_END = re.compile(r"(?<!\b[A-Z])(?<!\b[DMS][rst])(?<!\bMrs)[.!?…][\"'”’»)\]]*\s+|[。！？]|\n\s*\n\s*")
+
+
+class Source(NamedTuple):
+    """A passage. text: characters `start` to `end` of a document. share: of what all its blocks have together."""
+
+    text: str
+    place: str
+    document: str
+    start: int
+    end: int
+    share: float
+
+
+class Question(NamedTuple):
+    """What sources are found for. documents: the texts that were read, each with the character at which it begins.
+    tokens: all of them, at the beginning of `ids`, the prompt. null: the prompt with `NULL` in place of the question.
+    """
+
+    documents: Sequence[tuple[int, Document]]
+    tokens: int
+    ids: Sequence[int]
+    null: Sequence[int]
+    text: str
+
+
+def check_sources(model: Any) -> None:
+    """Raise UserError for a model whose blocks have no scores of all keys."""
+    landmarks = getattr(model, "landmarks", None)
+    if landmarks is None or landmarks.token is not None:
+        raise UserError("sources: only a model of transformers that reads without landmarks finds its sources")
+
+
+def sources(
+    answering: Answering, cache: Any, question: Question, most: int, gone: threading.Event | None = None
+) -> list[Source]:
+    """At most `most` passages, the best first. cache: the memory that has answered. Raises Gone as `Answering.read`.
+
+    1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
+       block gets with NULL are taken off those with the question; a mean over layers and heads.
+    2. BM25 ranks the blocks by the question's words. A score is half the one and half the other.
+    3. The best blocks, joined with neighbours that have as much, and cut at sentences, are the passages.
+    """
+    blocks, size = question.tokens // cache.memory.block_size, cache.memory.block_size
+    text, bounds = text_of(answering.chats.decode, question.ids[: question.tokens], size)
+    attention = partial(_attention, answering, cache, blocks=blocks, gone=gone)
+    asked, null = attention(question.ids, question.null), attention(question.null, question.ids)
+    if not blocks or asked is None or null is None:
+        return []
+    texts = [text[start:end] for start, end in pairwise(bounds)]
+    score = combined(asked, null, words(texts, question.text))
+    score[: cache.memory.first] = 0
+    spans = [(begin, begin + len(document.text)) for begin, document in question.documents]
+    inside = [any(first < end and start < last for first, last in spans) for start, end in pairwise(bounds)]
+    found = (_source(text, question.documents, *each) for each in passages(text, bounds, score * inside, most))
+    return [each for each in found if each.text]
+
+
+def _attention(
+    answering: Answering,
+    cache: Any,
+    ids: Sequence[int],
+    other: Sequence[int],
+    *,
+    blocks: int,
+    gone: threading.Event | None,
+) -> np.ndarray | None:
+    """The shares (layers, H, blocks) of the attention of the tokens in which a prompt differs from another one."""
+    same = next((at for at, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
+    behind = zip(reversed(ids[same:]), reversed(other[same:]), strict=False)
+    asking = range(same, len(ids) - next((at for at, (a, b) in enumerate(behind) if a != b), 0))
+    if not asking:
+        return None
+    mark = cache.mark_before(asking.start)
+    prefixes = answering.prefixes
+    fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
+    fork.marks, fork.memory = None, Watched(fork.memory, blocks, asking)
+    answering.read(torch.tensor([[*ids[fork.get_seq_length() : asking.stop]]]), fork, gone)
+    return fork.memory.shares().numpy()
+
+
+def combined(asked: np.ndarray, null: np.ndarray, by_words: np.ndarray) -> np.ndarray:
+    """The scores (blocks,), from 0. asked, null: (layers, H, blocks), shares of attention. by_words: (blocks,)."""
+    more = np.maximum(0, (asked - null).mean((0, 1)))
+    return sum(each / max(each.sum(), 1e-9) for each in (more, by_words))
+
+
+def words(texts: Sequence[str], query: str) -> np.ndarray:
+    """The scores (texts,) of BM25 for the words of a query, without English stop words."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    cut: Callable[..., Any] = partial(bm25s.tokenize, stopwords="en", show_progress=False, return_ids=False)
+    of_texts, wanted = cut([*texts]), cut([query])[0]
+    ranker = bm25s.BM25()
+    if not wanted or not any(of_texts):
+        return np.zeros(len(texts), np.float32)
+    ranker.index(of_texts, show_progress=False)
+    return ranker.get_scores(wanted)
+
+
+def text_of(decode: Decode, ids: Sequence[int], size: int) -> tuple[str, list[int]]:
+    """The text of ids, and the characters where its whole blocks begin and, last, where the last of them ends."""
+    read = list[int]()
+    decoding, bounds = Decoding(decode, read), [0]
+    for start in range(0, len(ids), size):
+        read += ids[start : start + size]
+        bounds.append(len(decoding.text(whole=False)))
+    return decoding.text(whole=True), bounds[: len(ids) // size + 1]
+
+
+def passages(text: str, bounds: Sequence[int], score: np.ndarray, most: int) -> list[tuple[int, int, float]]:
+    """First character, the one behind the last, and share of the best passages. score: of each block, at least 0."""
+    found: list[list[int]] = []  # blocks: first, last, best
+    for block in np.argsort(-score, kind="stable").tolist():
+        near = [each for each in found if each[0] - 1 <= block <= each[1] + 1]
+        if near:
+            if score[block] >= JOINED * score[near[0][2]]:
+                near[0][0], near[0][1] = min(near[0][0], block), max(near[0][1], block)
+        elif score[block] > 0 and len(found) < most:
+            found.append([block, block, block])
+    ends = [0, *(each.end() for each in _END.finditer(text)), len(text)]
+    shares, spans = score / max(score.sum(), 1e-9), list[tuple[int, int, float]]()
+    for first, last, _ in found:
+        start, end = _whole(text, ends, bounds[first], bounds[last + 1])
+        share = float(shares[first : last + 1].sum())
+        same = next((each for each in spans if each[0] < end and start < each[1]), None)  # a long sentence of both
+        if same is None:
+            spans.append((start, end, share))
+        else:
+            spans[spans.index(same)] = min(start, same[0]), max(end, same[1]), share + same[2]
+    return spans
+
+
+def _whole(text: str, ends: Sequence[int], start: int, end: int) -> tuple[int, int]:
+    """The sentences that are for the greater part between two characters; of long ones, whole words."""
+    if start >= end:  # a block of special tokens
+        return start, end
+    own = [*pairwise(ends[bisect_right(ends, start) - 1 : bisect_left(ends, end) + 1])]
+    own = [(a, b) for a, b in own if 2 * (min(b, end) - max(a, start)) >= min(b - a, end - start)] or own
+    first, last = own[0][0], own[-1][1]
+    if first < start - LONGEST:
+        first = next((each.end() for each in _SPACE.finditer(text, start - LONGEST, start)), start)
+    if last > end + LONGEST:
+        last = max((each.start() for each in _SPACE.finditer(text, end, end + LONGEST)), default=end)
+    return first, last
+
+
+def _source(text: str, documents: Sequence[tuple[int, Document]], start: int, end: int, share: float) -> Source:
+    """The part of a passage that is in the document of which it has most, without space at its ends."""
+    clipped = [(max(start, at), min(end, at + len(each.text)), at, each) for at, each in documents]
+    start, end, at, document = max(clipped, key=lambda each: each[1] - each[0])
+    passage = text[start:end]
+    start, end = start + len(passage) - len(passage.lstrip()), start + len(passage.rstrip())
+    return Source(text[start:end], document.place(start - at), document.name, start - at, end - at, round(share, 4))

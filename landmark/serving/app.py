@@ -285,7 +285,7 @@ class Guard:
 
     @property
     def _too_large(self) -> str:
-        return f"the request has more than {self._most:,} bytes"
+        return f"the request has more than {self._most:,} bytes: the server's --body allows no more"
 
     def _counted(self, receive: Any) -> Any:
         """What receives a body, up to so many bytes."""

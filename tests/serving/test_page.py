@@ -124,7 +124,8 @@ def test_answers_and_readings_are_stopped_and_documents_deleted(opened, running,
     assert shown(opened, "#readings span") == "book-2.txt"
     opened.click("#readings button")
     wait_for(lambda: not opened.texts("#readings li"))
-    put(opened, tmp_path / "none.txt", "")
+    opened.js("""const data = new DataTransfer(), event = {bubbles: true, cancelable: true, dataTransfer: data};
+        data.items.add(new File([], "none.txt")), document.body.dispatchEvent(new DragEvent("drop", event))""")
     wait_for(lambda: "is empty" in shown(opened, "#readings .error"))
     assert [each["id"] for each in running.http().get("/documents").json()["data"]] == ["book.txt"]
     opened.click("#delete")

@@ -87,7 +87,8 @@ async def retrieve_model(asked: str, service: Serving) -> dict[str, Any]:
 
 
 def _described(service: Service) -> dict[str, Any]:
-    return {"id": service.names[0], "object": "model", "created": 0, "owned_by": "landmark"}
+    described = {"id": service.names[0], "object": "model", "created": 0, "owned_by": "landmark"}
+    return described | {"sources": service.finds_sources}
 
 
 @routes.post("/v1/completions")
@@ -284,7 +285,7 @@ class Guard:
 
     @property
     def _too_large(self) -> str:
-        return f"the request has more than {self._most:,} bytes"
+        return f"the request has more than {self._most:,} bytes: the server's --body allows no more"
 
     def _counted(self, receive: Any) -> Any:
         """What receives a body, up to so many bytes."""

@@ -51,6 +51,12 @@ class Service:
         self.stopped, self._requests = False, weakref.WeakSet[threading.Event]()
         self._recommended = model.generation_config if settings.defaults == "model" else None
 
+    @property
+    def finds_sources(self) -> bool:
+        """Whether a request may ask for `sources`."""
+        landmarks = getattr(self.answering.model, "landmarks", None)
+        return landmarks is not None and landmarks.token is None
+
     def reading(self, what: str) -> Reading:
         """For a request. what: the text, in the log."""
         gone = threading.Event()

@@ -6,6 +6,7 @@ import pytest
 from landmark.serving import app
 from landmark.serving.page import FILES
 from tests import forked
+from tests.huggingface.conftest import FREE, wrapped_model
 from tests.serving.conftest import KEYS, Server
 
 pytestmark = pytest.mark.timeout(900)
@@ -21,7 +22,7 @@ def wait_for(found):
 
 @pytest.fixture
 def running(slow, tokenizer, tmp_path):
-    with Server(slow, tokenizer, tmp_path / "memories") as server:
+    with Server(wrapped_model("llama", **FREE), tokenizer, tmp_path / "memories") as server:
         yield server
 
 
@@ -43,7 +44,7 @@ def press(browser, *keys):
     from selenium.webdriver.common.keys import Keys
 
     for key in keys:
-        browser.driver.switch_to.active_element.send_keys(getattr(Keys, key, key))
+        browser.driver.switch_to.active_element.send_keys("".join(getattr(Keys, part, part) for part in key.split("+")))
 
 
 def shown(browser, selector):
@@ -93,13 +94,19 @@ def test_a_book_is_put_in_read_asked_and_looked_up_by_keys_alone(opened, running
     assert shown(opened, ".answer") == answer.strip()
     assert len(first) < len(answer)
     look()
-    opened.js("location.hash += ':51-74'")
-    wait_for(lambda: shown(opened, "mark") == TEXT[51:74].strip())
+    asked |= {"sources": 3, "max_tokens": 1}
+    sources = running.http().post("/chat/completions", json=asked).json()["choices"][0]["sources"]
+    assert len(sources) > 1
+    assert opened.texts(".sources a > span") == [" ".join(each["text"].split()) for each in sources]
+    press(opened, "SHIFT+TAB", "ENTER")  # the last source stands before the field of the question
+    wait_for(lambda: shown(opened, "mark") == sources[-1]["text"])
+    assert shown(opened, "#place") == sources[-1]["place"].capitalize()
     assert focused(opened) == "place"
     assert opened.js("return document.querySelector('#passage').textContent") == TEXT
     look()
     press(opened, "ESCAPE")
     wait_for(lambda: not is_seen(opened, "#source"))
+    assert sources[-1]["text"] in focused(opened)
     assert opened.js("return self.ran ?? document.querySelectorAll('#passage *:not(mark), main img').length") == 0
     assert all(more <= 0 for more in at), "the page is wider than its window"
 
@@ -117,7 +124,8 @@ def test_answers_and_readings_are_stopped_and_documents_deleted(opened, running,
     assert shown(opened, "#readings span") == "book-2.txt"
     opened.click("#readings button")
     wait_for(lambda: not opened.texts("#readings li"))
-    put(opened, tmp_path / "none.txt", "")
+    opened.js("""const data = new DataTransfer(), event = {bubbles: true, cancelable: true, dataTransfer: data};
+        data.items.add(new File([], "none.txt")), document.body.dispatchEvent(new DragEvent("drop", event))""")
     wait_for(lambda: "is empty" in shown(opened, "#readings .error"))
     assert [each["id"] for each in running.http().get("/documents").json()["data"]] == ["book.txt"]
     opened.click("#delete")

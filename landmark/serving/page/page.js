@@ -10,6 +10,7 @@ const make = (tag, properties, ...children) => {
   element.append(...children);
   return element;
 };
+const wrong = (message) => make("p", { className: "error", role: "alert", textContent: message });
 const number = (value) => value.toLocaleString("en-US");
 // Lines that were cut at a width, as in plain text and in PDF, are joined; those of a table, a list or a poem are not.
 const flowing = (text) => text.replace(/(?<=^[^\n\t]{45,100})\n(?=[\p{L}\p{N}"'“‘(_—–])/gmu, " ");
@@ -19,6 +20,7 @@ let documents = new Map(); // tokens, by name
 const talks = new Map(); // by name of the document: messages, and the element with its turns
 let shown = ""; // name of the document
 let answering = null; // stops the answer that is being made
+let wanted = 0; // sources of an answer; a model with landmarks finds none
 let part = null; // of the text around a passage: name, start, end, length
 let opened = ""; // the address of a passage
 
@@ -38,7 +40,10 @@ $("#key form").addEventListener("submit", () => {
   key.set($("#key-field").value.trim());
   start();
 });
-$("#forget-key").addEventListener("click", () => askKey());
+$("#forget-key").addEventListener("click", () => {
+  key.set("");
+  location.href = location.pathname; // and nothing of that key is left here
+});
 
 // Shows an error: of a wrong key where it is asked for, others by `show`.
 function failed(error, show) {
@@ -64,14 +69,15 @@ function mark() {
   $("#welcome h1").textContent = isRead ? "It is being read" : documents.size ? "Choose a document" : "Put a book in";
   [$("#about").hidden, $("#meanwhile").hidden] = [isRead, !isRead];
   document.body.classList.toggle("empty", !documents.size && !$("#readings").children.length);
-  for (const link of document.querySelectorAll("#documents a"))
-    link.ariaCurrent = link.getAttribute("href") === `#${shown}` ? "page" : null;
+  for (const link of document.querySelectorAll("#documents a, .sources a"))
+    link.ariaCurrent = link.hash === (link.closest("nav") ? `#${shown}` : location.hash) ? "true" : null;
 }
 
 // A name that the server takes, and that no document has.
 function freeName(file) {
   const [, stem, suffix] = file.normalize("NFKD").match(/^(.*?)(\.\w{1,8})?$/su);
-  const plain = stem.replace(/[\p{M}'’]/gu, "").replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^[^A-Za-z0-9]+|[-.]+$/g, "") || "document";
+  const dashed = stem.replace(/[\p{M}'’]/gu, "").replace(/[^A-Za-z0-9_.-]+/g, "-");
+  const plain = dashed.replace(/^[^A-Za-z0-9]+|[-.]+$/g, "") || "document";
   const end = suffix?.replace(/[^A-Za-z0-9.]/g, "") ?? "";
   const taken = (name) => documents.has(name) || [...$("#readings").children].some((item) => item.dataset.name === name);
   for (let count = 1; ; count += 1) {
@@ -93,7 +99,8 @@ async function put(file) {
   say(`${name} is being read`);
   try {
     const seen = [];
-    for await (const event of events(await request(`documents/${name}?stream=true`, { method: "PUT", body: file, signal: stop.signal }))) {
+    const options = { method: "PUT", body: file, signal: stop.signal };
+    for await (const event of events(await request(`documents/${name}?stream=true`, options))) {
       if (event.object !== "document.progress" || !event.tokens) continue;
       [bar.value, bar.max] = [event.read, event.tokens];
       line.textContent = progress(seen, event);
@@ -103,9 +110,11 @@ async function put(file) {
     say(`${name} is read`);
     if (!shown) location.hash = name;
   } catch (error) {
+    delete item.dataset.name;
     button.textContent = "Dismiss";
     button.onclick = () => { item.remove(); mark(); };
-    failed(error, (message) => { bar.remove(); line.replaceWith(make("p", { className: "error", role: "alert", textContent: message })); });
+    bar.remove();
+    failed(error, (message) => line.replaceWith(wrong(message)));
     if (error.name === "AbortError") item.remove();
   }
   mark();
@@ -136,59 +145,55 @@ $("#file").addEventListener("change", () => {
   putAll([...$("#file").files]);
   $("#file").value = "";
 });
-addEventListener("dragover", (event) => {
+for (const kind of ["dragover", "dragleave", "drop"]) addEventListener(kind, (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
   event.preventDefault();
-  document.body.classList.add("dragging");
-});
-addEventListener("dragleave", (event) => event.relatedTarget ?? document.body.classList.remove("dragging"));
-addEventListener("drop", (event) => {
-  event.preventDefault();
-  document.body.classList.remove("dragging");
-  putAll([...event.dataTransfer.files]);
+  document.body.classList.toggle("dragging", kind === "dragover" || (kind === "dragleave" && event.relatedTarget !== null));
+  if (kind === "drop") putAll([...event.dataTransfer.files]);
 });
 
+const askToDelete = (is) => {
+  $("#delete").classList.toggle("sure", is);
+  $("#delete").textContent = is ? "Delete it? It must be read again" : "Delete";
+};
+$("#delete").addEventListener("blur", () => askToDelete(false));
 $("#delete").addEventListener("click", async ({ target }) => {
-  if (!target.classList.toggle("sure")) {
-    try {
-      await request(`documents/${shown}`, { method: "DELETE" });
-      talks.delete(shown);
-      location.hash = "";
-      await list();
-    } catch (error) {
-      failed(error, addError);
-    }
+  const name = shown, isSure = target.classList.contains("sure");
+  askToDelete(!isSure);
+  if (!isSure) return;
+  try {
+    await request(`documents/${name}`, { method: "DELETE" });
+    talks.delete(name);
+    location.hash = "";
+    await list();
+  } catch (error) {
+    failed(error, (message) => talks.get(name)?.turns.append(wrong(message)));
   }
-  target.textContent = target.classList.contains("sure") ? "Delete it? It must be read again" : "Delete";
-});
-$("#delete").addEventListener("blur", ({ target }) => {
-  target.classList.remove("sure");
-  target.textContent = "Delete";
 });
 
 // --- Questions ---
-
-const addError = (message) => talks.get(shown)?.turns.append(make("p", { className: "error", role: "alert", textContent: message }));
 
 async function ask(question) {
   const talk = talks.get(shown), name = shown, stop = (answering = new AbortController());
   const status = make("p", { className: "dim", textContent: "The question is read …" });
   const reasoning = make("details", { hidden: true }, make("summary", { textContent: "Reasoning" }), make("p", {}));
-  const answer = make("div", { className: "answer" }), turn = make("article", {}, make("h2", { textContent: question }), status, reasoning, answer);
+  const answer = make("div", { className: "answer" });
+  const turn = make("article", {}, make("h2", { textContent: question }), status, reasoning, answer);
   talk.turns.append(turn);
   turn.scrollIntoView({ block: "end" });
   talk.messages.push({ role: "user", content: question });
   busy(true);
   let error;
   try {
-    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, sources: 3 });
-    const headers = { "Content-Type": "application/json" };
-    for await (const event of events(await request("chat/completions", { method: "POST", body, headers, signal: stop.signal }))) {
+    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, sources: wanted });
+    const options = { method: "POST", body, headers: { "Content-Type": "application/json" }, signal: stop.signal };
+    for await (const event of events(await request("chat/completions", options))) {
       if (typeof event === "string") {
         const [, read, tokens] = event.match(/(\d+) of (\d+)/) ?? [];
-        status.textContent = tokens ? `${number(+read)} of ${number(+tokens)} tokens are read …` : "Others are answered first …";
+        status.textContent = tokens ? `${number(+read)} of ${number(+tokens)} tokens are read …` : "Waiting …";
         continue;
       }
-      const delta = event.choices[0]?.delta ?? {};
+      const [{ delta = {}, finish_reason: finish, sources: found = [] } = {}] = event.choices;
       const below = $("#turns").scrollHeight - $("#turns").scrollTop - $("#turns").clientHeight;
       if (delta.content || delta.reasoning_content) status.remove();
       if (delta.reasoning_content) {
@@ -196,7 +201,8 @@ async function ask(question) {
         reasoning.lastChild.append(delta.reasoning_content);
       }
       answer.append(delta.content ?? "");
-      if (event.sources?.length) turn.append(sources(event.sources, name));
+      if (finish && wanted) turn.append(Object.assign(status, { textContent: "The passages are looked for …" }));
+      if (found.length) turn.append(sources(found, name));
       if (below < 40) turn.scrollIntoView({ block: "end" });
     }
   } catch (raised) {
@@ -206,7 +212,7 @@ async function ask(question) {
   if (answer.textContent) talk.messages.push({ role: "assistant", content: answer.textContent });
   else talk.messages.pop();
   if (error?.name === "AbortError") turn.append(make("p", { className: "dim", textContent: "Stopped." }));
-  else if (error) failed(error, (message) => turn.append(make("p", { className: "error", role: "alert", textContent: message })));
+  else if (error) failed(error, (message) => turn.append(wrong(message)));
   else if (!answer.textContent) answer.append(make("span", { className: "dim", textContent: "The model ended without an answer." }));
   if (error && !answer.textContent && !$("#question").value) $("#question").value = question;
   answering = null;
@@ -214,11 +220,11 @@ async function ask(question) {
 }
 
 function sources(found, name) {
-  const items = found.map(({ text, place, document: id = name, start, end, share }) => {
+  const items = found.map(({ text, place, start, end, share }) => {
     const about = make("small", {}, make("b", { textContent: place }), ` · ${Math.round(100 * share)} %`);
-    return make("li", {}, make("a", { href: `#${id}:${start}-${end}` }, about, make("span", { textContent: text })));
+    return make("li", {}, make("a", { href: `#${name}:${start}-${end}` }, about, make("span", { textContent: text })));
   });
-  return make("section", { className: "sources", ariaLabel: "Sources" }, make("h3", { textContent: "Where it looked" }), make("ol", {}, ...items));
+  return make("section", { className: "sources" }, make("h3", { textContent: "Where it looked" }), make("ol", {}, ...items));
 }
 
 function busy(is) {
@@ -245,22 +251,25 @@ $("#stop").addEventListener("click", () => answering?.abort());
 
 async function fetchText(name, start, end) {
   const found = await json(`documents/${name}/text?start=${Math.max(0, start)}&end=${end}`);
-  return { ...found, letters: Array.from(found.text) }; // places count whole characters, JavaScript's indices halves
+  return { ...found, letters: Array.from(flowing(found.text)) }; // places count whole characters, JavaScript's indices halves
 }
 
 async function showPassage(name, start, end) {
-  $("#place").textContent = linkTo(location.hash)?.querySelector("b").textContent ?? `Characters ${number(start)} to ${number(end)}`;
+  const address = location.hash;
+  $("#place").textContent = linkTo(address)?.querySelector("b").textContent ?? `Characters ${number(start)} to ${number(end)}`;
   $("#close").href = `#${name}`;
   $("#passage").replaceChildren();
   try {
-    const found = await fetchText(name, start - AROUND, end + AROUND), cut = (from, to) => flowing(found.letters.slice(from - found.start, to - found.start).join(""));
+    const found = await fetchText(name, start - AROUND, end + AROUND);
+    if (location.hash !== address) return; // another passage is shown
+    const cut = (from, to) => found.letters.slice(from - found.start, to - found.start).join("");
     part = { name, start: found.start, end: found.end, length: found.length };
     const passage = make("mark", { textContent: cut(start, end) });
     $("#passage").replaceChildren(cut(found.start, start), passage, cut(end, found.end));
     passage.scrollIntoView({ block: "center" });
   } catch (error) {
     part = null;
-    failed(error, (message) => $("#passage").replaceChildren(make("p", { className: "error", role: "alert", textContent: message })));
+    failed(error, (message) => $("#passage").replaceChildren(wrong(message)));
   }
   limits();
   $("#place").focus();
@@ -274,13 +283,13 @@ async function more(later) {
   const found = await (later ? fetchText(name, end, end + AROUND) : fetchText(name, start - AROUND, start));
   if (part.name !== name || part.start !== start || part.end !== end) return; // another passage is shown
   part = { ...part, start: Math.min(start, found.start), end: Math.max(end, found.end) };
-  $("#passage")[later ? "append" : "prepend"](flowing(found.text));
+  $("#passage")[later ? "append" : "prepend"](found.letters.join(""));
   limits();
   if (!later) text.scrollTop += text.scrollHeight - height;
 }
 
-$("#earlier").addEventListener("click", () => more(false).catch((error) => failed(error, say)));
-$("#later").addEventListener("click", () => more(true).catch((error) => failed(error, say)));
+for (const id of ["earlier", "later"])
+  $(`#${id}`).addEventListener("click", () => more(id === "later").catch((error) => failed(error, say)));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("#source").hidden && !$("#key").open) location.hash = shown;
 });
@@ -294,6 +303,7 @@ function route() {
     answering?.abort();
     shown = name;
     if (name && !talks.has(name)) talks.set(name, { messages: [], turns: make("div", {}) });
+    askToDelete(false);
     $("#talk h1").textContent = name;
     $("#turns").replaceChildren(...(name ? [talks.get(name).turns] : []));
   }
@@ -312,7 +322,9 @@ async function start() {
   showKey();
   if (!key.get()) return askKey();
   try {
-    $("#model").textContent = (await json("models")).data[0].id;
+    const [model] = (await json("models")).data;
+    $("#model").textContent = model.id;
+    wanted = model.sources ? 3 : 0;
     $("#failed").textContent = "";
     await list();
     route();

@@ -72,14 +72,14 @@ def sources(
 
     Raises Gone as `Answering.read`.
     """
-    size = cache.memory.block_size
+    size, prefixes = cache.memory.block_size, answering.prefixes
     text, bounds = text_of(answering.chats.decode, read, size)
     prompts, shares = [[*read, *prompt], [*read, *null]], list[np.ndarray]()
     for ids, other in (prompts, prompts[::-1]):
         if not (asking := differing(ids, other)) or len(read) < size:
             return []
         mark = cache.mark_before(asking.start)
-        fork = answering.prefixes.new_memory() if mark is None else cache.fork(mark)
+        fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
         watched: Any = Watched(cast(BlockCache, fork.memory), len(read) // size, asking)
         fork.marks, fork.memory = None, watched
         answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)

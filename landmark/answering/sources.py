@@ -61,7 +61,7 @@ def sources(
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
     2. BM25 ranks the blocks by the question's words. A score is half the one and half the other.
-    3. The best blocks, joined with neighbours that have as much, and cut at sentences, are the passages.
+    3. The best blocks, joined with neighbours that have at least JOINED as much, and cut at sentences, are the passages.
 
     Args:
         cache: the memory that has answered.
@@ -84,13 +84,15 @@ def sources(
         fork.marks, fork.memory = None, watched
         answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)
         shares.append(watched.shares().numpy())
+        del fork, watched  # before the next copy is made
     asked, null_asked = shares
     question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])
     score = combined(asked, null_asked, words([text[start:end] for start, end in pairwise(bounds)], question))
     score[: cache.memory.first] = 0
     for block, (start, end) in enumerate(pairwise(bounds)):
         score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
-    return [_source(text, documents, *each) for each in passages(text, bounds, score, most) if each[0] < each[1]]
+    found = (_source(text, documents, *each) for each in passages(text, bounds, score, most))
+    return [each for each in found if each.text]
 
 
 def differing(ids: Sequence[int], other: Sequence[int]) -> range:

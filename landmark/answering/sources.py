@@ -61,7 +61,7 @@ def sources(
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
     2. BM25 ranks the blocks by the question's words. A score is half the one and half the other.
-    3. The best blocks, joined with neighbours that have at least JOINED as much, and cut at sentences, are the passages.
+    3. The best blocks, joined with neighbours that have JOINED of it, and cut at sentences, are the passages.
 
     Args:
         cache: the memory that has answered.

@@ -107,7 +107,7 @@ def with_dtype(config: Config, folder: Path) -> Config:
             f"memory.load={config.memory.load}: was read in {read}, the model is {given}: leave out model.dtype"
         )
     if given is None and read is None and config.model.reading_dtype == "float32" and _is_half(folder):
-        from landmark.attention.plain import has_units
+        from landmark.utils.hardware import has_units
 
         if has_units(evaluation_device(config)):
             print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact, slower", file=sys.stderr)

@@ -202,7 +202,7 @@ def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch
 def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_units(ask, monkeypatch, has_units):
     config = ask.folder / "model" / "config.json"
     write_json(config, {**read_json(config), "dtype": "bfloat16"})
-    monkeypatch.setattr("landmark.attention.plain.has_units", lambda device: has_units)
+    monkeypatch.setattr("landmark.utils.hardware.has_units", lambda device: has_units)
     kept = ask.folder / "kept"
     told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
     assert ("model.dtype=float32 is exact, slower" in told) == has_units

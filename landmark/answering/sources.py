@@ -22,6 +22,7 @@ from landmark.documents import Document
 from landmark.utils.errors import UserError
 
 NULL = "N/A"  # the question that asks nothing: what it attends to, every question does
+WORDS = 0.25  # what BM25 counts of a score; this and the next were chosen in experiments/sources
 JOINED = 0.2  # of a passage's best block, that a neighbour must have to be a part of it
 LONGEST = 400  # characters by which a passage is extended to the ends of sentences
 _SPACE = re.compile(r"\s+")
@@ -60,7 +61,7 @@ def sources(
 
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
-    2. BM25 ranks the blocks by the question's words. A score is half the one and half the other.
+    2. BM25 ranks the blocks by the question's words. It is WORDS of a score, the attention is the rest.
     3. The best blocks, joined with neighbours that have JOINED of it, and cut at sentences, are the passages.
 
     Args:
@@ -105,7 +106,7 @@ def differing(ids: Sequence[int], other: Sequence[int]) -> range:
 def combined(asked: np.ndarray, null: np.ndarray, by_words: np.ndarray) -> np.ndarray:
     """The scores (blocks,), from 0. asked, null: (layers, H, blocks), shares of attention. by_words: (blocks,)."""
     more = np.maximum(0, (asked - null).mean((0, 1)))
-    return more / max(more.sum(), 1e-9) + by_words / max(by_words.sum(), 1e-9)
+    return (1 - WORDS) * more / max(more.sum(), 1e-9) + WORDS * by_words / max(by_words.sum(), 1e-9)
 
 
 def words(texts: Sequence[str], query: str) -> np.ndarray:

@@ -5,8 +5,8 @@
 MODEL: a folder of transformers, or a .gguf file. Each book of experiments/sources/questions.json is read once: ten
 stretches around its ten passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
 and answered in 24 tokens. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
-The CSV has the rank of the passage's best block for each question and method; for `passages`, what a user sees, the
-number of the passage that has a part of it.
+The CSV has the rank of the passage's best block for each question and method; for `passages`, what a user sees, and for
+the same made of BM25 alone, the number of the passage that has a part of it.
 """
 
 import argparse
@@ -115,16 +115,12 @@ def ranks_of(book: Book, size: int) -> tuple[list[dict[str, Any]], list[tuple[np
         score = combined(shares[1], null[1], bm25)
         scores = {"attention": shares[1].mean((0, 1)), "attention_less_null": more[1], "answer_less_null": more[2]}
         scores |= {"prompt_less_null": more[0], "bm25": bm25, "combined": score}
-        score[0] = 0
-        shown = [
-            number for number, (a, b, _) in enumerate(passages(text, bounds, score, 10), 1) if a < ends and begins < b
-        ]
         row = {"question": number, **{name: each[name] for name in ("book", "words", "held_out")}}
-        row |= {"blocks": len(texts), "gold_blocks": len(gold)}
-        row |= {name: rank(score, gold) for name, score in scores.items()} | {
-            "passages": shown[0] if shown else math.inf
-        }
-        rows.append(row | {"answer": str(found["answer"])})
+        row |= {"blocks": len(texts), "gold_blocks": len(gold)} | {name: rank(x, gold) for name, x in scores.items()}
+        for name, of_blocks in (("passages_bm25", bm25), ("passages", score)):
+            shown = enumerate(passages(text, bounds, np.where(np.arange(len(texts)), of_blocks, 0), 10), 1)
+            row[name] = next((place for place, (a, b, _) in shown if a < ends and begins < b), math.inf)
+        rows.append(row | {"answer": " ".join(str(found["answer"]).split())})
         by_heads.append((shares[1] - null[1], gold))
     return rows, by_heads
 

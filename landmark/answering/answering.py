@@ -16,7 +16,7 @@ from landmark.answering.answer import Answer, Delta
 from landmark.answering.chats import Chats
 from landmark.answering.sampling import Chooser, Sampling, follow
 from landmark.huggingface import LandmarkCache, PrefixCache
-from landmark.huggingface.families import head_dim, landmark_layers, text_config
+from landmark.huggingface.families import numbers_per_token
 from landmark.utils.errors import UserError
 
 Progress = Callable[[int, int], None]
@@ -147,6 +147,4 @@ class Answering:
 
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
-        config, layers = text_config(self.model), len(landmark_layers(self.model))
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return 2 * tokens * layers * heads * head_dim(config) * self.model.dtype.itemsize
+        return tokens * numbers_per_token(self.model) * self.model.dtype.itemsize

@@ -6,22 +6,23 @@ import logging
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from landmark.answering.answer import Decode, Decoding
 from landmark.answering.answering import Answering
+from landmark.blocks.cache import BlockCache
 from landmark.blocks.shares import Watched
 from landmark.documents import Document
 from landmark.utils.errors import UserError
 
 NULL = "N/A"  # the question that asks nothing: what it attends to, every question does
-JOINED = 0.5  # of a passage's best block, that a neighbour must have to be a part of it
+JOINED = 0.2  # of a passage's best block, that a neighbour must have to be a part of it
 LONGEST = 400  # characters by which a passage is extended to the ends of sentences
 _SPACE = re.compile(r"\s+")
 _END = re.compile(r"(?<!\b[A-Z])(?<!\b[DMS][rst])(?<!\bMrs)[.!?…][\"'”’»)\]]*\s+|[。！？]|\n\s*\n\s*")
@@ -38,18 +39,6 @@ class Source(NamedTuple):
     share: float
 
 
-class Question(NamedTuple):
-    """What sources are found for. documents: the texts that were read, each with the character at which it begins.
-    tokens: all of them, at the beginning of `ids`, the prompt. null: the prompt with `NULL` in place of the question.
-    """
-
-    documents: Sequence[tuple[int, Document]]
-    tokens: int
-    ids: Sequence[int]
-    null: Sequence[int]
-    text: str
-
-
 def check_sources(model: Any) -> None:
     """Raise UserError for a model whose blocks have no scores of all keys."""
     landmarks = getattr(model, "landmarks", None)
@@ -58,57 +47,63 @@ def check_sources(model: Any) -> None:
 
 
 def sources(
-    answering: Answering, cache: Any, question: Question, most: int, gone: threading.Event | None = None
+    answering: Answering,
+    cache: Any,
+    documents: Sequence[tuple[int, Document]],
+    read: Sequence[int],
+    prompt: Sequence[int],
+    null: Sequence[int],
+    most: int,
+    gone: threading.Event | None = None,
 ) -> list[Source]:
-    """At most `most` passages, the best first. cache: the memory that has answered. Raises Gone as `Answering.read`.
+    """At most `most` passages behind an answer, the best first.
 
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
     2. BM25 ranks the blocks by the question's words. A score is half the one and half the other.
     3. The best blocks, joined with neighbours that have as much, and cut at sentences, are the passages.
+
+    Args:
+        cache: the memory that has answered.
+        documents: the texts that were read before the prompt, each with the character at which it begins.
+        read: ids of these.
+        prompt: ids behind them, up to the answer.
+        null: the same with NULL in place of the question.
+
+    Raises Gone as `Answering.read`.
     """
-    blocks, size = question.tokens // cache.memory.block_size, cache.memory.block_size
-    text, bounds = text_of(answering.chats.decode, question.ids[: question.tokens], size)
-    attention = partial(_attention, answering, cache, blocks=blocks, gone=gone)
-    asked, null = attention(question.ids, question.null), attention(question.null, question.ids)
-    if not blocks or asked is None or null is None:
-        return []
-    texts = [text[start:end] for start, end in pairwise(bounds)]
-    score = combined(asked, null, words(texts, question.text))
+    size = cache.memory.block_size
+    text, bounds = text_of(answering.chats.decode, read, size)
+    prompts, shares = [[*read, *prompt], [*read, *null]], list[np.ndarray]()
+    for ids, other in (prompts, prompts[::-1]):
+        if not (asking := differing(ids, other)) or len(read) < size:
+            return []
+        mark = cache.mark_before(asking.start)
+        fork = answering.prefixes.new_memory() if mark is None else cache.fork(mark)
+        watched: Any = Watched(cast(BlockCache, fork.memory), len(read) // size, asking)
+        fork.marks, fork.memory = None, watched
+        answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)
+        shares.append(watched.shares().numpy())
+    asked, null_asked = shares
+    question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])
+    score = combined(asked, null_asked, words([text[start:end] for start, end in pairwise(bounds)], question))
     score[: cache.memory.first] = 0
-    spans = [(begin, begin + len(document.text)) for begin, document in question.documents]
-    inside = [any(first < end and start < last for first, last in spans) for start, end in pairwise(bounds)]
-    found = (_source(text, question.documents, *each) for each in passages(text, bounds, score * inside, most))
-    return [each for each in found if each.text]
+    for block, (start, end) in enumerate(pairwise(bounds)):
+        score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
+    return [_source(text, documents, *each) for each in passages(text, bounds, score, most) if each[0] < each[1]]
 
 
-def _attention(
-    answering: Answering,
-    cache: Any,
-    ids: Sequence[int],
-    other: Sequence[int],
-    *,
-    blocks: int,
-    gone: threading.Event | None,
-) -> np.ndarray | None:
-    """The shares (layers, H, blocks) of the attention of the tokens in which a prompt differs from another one."""
+def differing(ids: Sequence[int], other: Sequence[int]) -> range:
+    """The places of the ids between the beginning and the end that both have."""
     same = next((at for at, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
     behind = zip(reversed(ids[same:]), reversed(other[same:]), strict=False)
-    asking = range(same, len(ids) - next((at for at, (a, b) in enumerate(behind) if a != b), 0))
-    if not asking:
-        return None
-    mark = cache.mark_before(asking.start)
-    prefixes = answering.prefixes
-    fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
-    fork.marks, fork.memory = None, Watched(fork.memory, blocks, asking)
-    answering.read(torch.tensor([[*ids[fork.get_seq_length() : asking.stop]]]), fork, gone)
-    return fork.memory.shares().numpy()
+    return range(same, len(ids) - next((at for at, (a, b) in enumerate(behind) if a != b), 0))
 
 
 def combined(asked: np.ndarray, null: np.ndarray, by_words: np.ndarray) -> np.ndarray:
     """The scores (blocks,), from 0. asked, null: (layers, H, blocks), shares of attention. by_words: (blocks,)."""
     more = np.maximum(0, (asked - null).mean((0, 1)))
-    return sum(each / max(each.sum(), 1e-9) for each in (more, by_words))
+    return more / max(more.sum(), 1e-9) + by_words / max(by_words.sum(), 1e-9)
 
 
 def words(texts: Sequence[str], query: str) -> np.ndarray:
@@ -116,7 +111,8 @@ def words(texts: Sequence[str], query: str) -> np.ndarray:
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)
-    cut: Callable[..., Any] = partial(bm25s.tokenize, stopwords="en", show_progress=False, return_ids=False)
+    tokenize: Any = bm25s.tokenize
+    cut = partial(tokenize, stopwords="en", show_progress=False, return_ids=False)
     of_texts, wanted = cut([*texts]), cut([query])[0]
     ranker = bm25s.BM25()
     if not wanted or not any(of_texts):

@@ -18,6 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from landmark.attention.layout import as_autocast, without_autocast
 from landmark.attention.scoring import capped
+from landmark.utils.hardware import has_units
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FEW_ROWS = 32  # for fewer, products gain little
@@ -60,13 +61,6 @@ def attention_forward(
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
-
-
-@functools.cache
-def has_units(device: str) -> bool:
-    """Whether a CPU that multiplies matrices in bfloat16, and oneDNN may (`ONEDNN_MAX_CPU_ISA`)."""
-    units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return device == "cpu" and units and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @functools.cache

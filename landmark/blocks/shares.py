@@ -54,7 +54,7 @@ class Watched:
         own = capped(rows @ keys[:, behind:end].to(q.device).float().mT, scoring.softcap)
         later = torch.ones(length, end - behind, dtype=torch.bool, device=q.device).triu(start - behind + 1)
         scores = [own.unflatten(1, (-1, length)).masked_fill(later, -torch.inf).logsumexp(-1, keepdim=True)]
-        rotation = memory.rotation_at(layer, start, q.device.type)
+        rotation = memory.part_at(layer, start, q.device.type).rotation
         if rotation is not None:
             rows = rotation(rows, torch.tensor([-behind], device=q.device))
         for first in range(0, self._blocks, TOGETHER):

@@ -107,7 +107,7 @@ def with_dtype(config: Config, folder: Path) -> Config:
             f"memory.load={config.memory.load}: was read in {read}, the model is {given}: leave out model.dtype"
         )
     if given is None and read is None and config.model.reading_dtype == "float32" and _is_half(folder):
-        from landmark.attention.plain import has_units
+        from landmark.utils.hardware import has_units
 
         if has_units(evaluation_device(config)):
             print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact, slower", file=sys.stderr)
@@ -247,21 +247,18 @@ class Conversation:
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
         from landmark.answering.answering import Gone
-        from landmark.answering.sources import NULL, Question, sources
+        from landmark.answering.sources import NULL, sources
 
-        answering, before = self._answering, self._before
+        chats, before = self._answering.chats, self._before
         check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
         if not self._messages or not before:
             raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
         *earlier, asked, _ = self._messages
-        ids, null = (
-            [*before, *answering.chats.ids([*earlier, each], settings=self._settings.template, begins=False)]
-            for each in (asked, {**asked, "content": NULL})
-        )
-        documents = documents_read(answering.chats.decode(before), self._given, self._loaded)
-        question = Question(documents, len(before), ids, null, asked["content"])
+        both = ([*earlier, each] for each in (asked, {**asked, "content": NULL}))
+        ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
+        documents = documents_read(chats.decode(before), self._given, self._loaded)
         with _interruptible() as gone, suppress(Gone):
-            _print_sources(sources(answering, self._cache, question, most, gone))
+            _print_sources(sources(self._answering, self._cache, documents, before, ids, null, most, gone))
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

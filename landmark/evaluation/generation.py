@@ -180,13 +180,12 @@ class _Pretrained:
 
     def sources(self, ids: list[int]) -> list[Source]:
         """The passages behind the answer to these ids, of what was read before."""
-        from landmark.answering.sources import NULL, Question, sources
+        from landmark.answering.sources import NULL, sources
 
         config, read = self._config, self._read
         documents = documents_read(self._answering.chats.decode(read), config.prompt_file, config.memory.load)
-        null = [*read, *self._prompt_ids(NULL, begins=not read)]
-        question = Question(documents, len(read), [*read, *ids], null, str(config.prompt))
-        return sources(self._answering, self._memory, question, config.generate.sources)
+        given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources
+        return sources(self._answering, self._memory, *given)
 
 
 def sampling_of(config: Config, model: Any = None) -> Sampling:

@@ -18,7 +18,12 @@ FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3"),
     *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "gpt_neox", "gpt_oss", "llama4_text"),
 )
-READ = ()  # more decoders that the tests read without training; others are tried first
+# More decoders that the tests read without training, and whose positions are measured; others are tried first.
+READ = (
+    *("cohere2", "ernie4_5", "exaone4", "falcon_h1", "gemma3n_text", "gemma4", "gemma4_text", "glm4", "granite_swa"),
+    *("granitemoehybrid", "hunyuan_v1_dense", "lfm2", "lfm3", "minimax_m2", "ministral3", "nemotron_h", "olmo_hybrid"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "seed_oss"),
+)
 ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 # Rope types whose frequencies do not depend on the length of the text.
@@ -39,7 +44,7 @@ def check_model(model: Any, is_free: bool = False) -> None:
         raise UserError(f"{type(model).__name__} has landmarks already")
     if family not in FAMILIES and not is_free:
         raise UserError(_why_not(model))
-    if latent := getattr(config, "kv_lora_rank", None):
+    if latent := _setting(config, "kv_lora_rank"):
         raise UserError(f"{family}: latent attention (kv_lora_rank={latent}) keeps no keys, whose means find blocks")
     if others := sorted(set(layer_types(model)) - {FULL, HYBRID, *BESIDE}):
         raise UserError(f"{family}: layers of {', '.join(others)} choose what they read, so nothing is left to choose")
@@ -63,7 +68,7 @@ def check_model(model: Any, is_free: bool = False) -> None:
     if with_landmarks(implementation) is None:
         raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
     for name in ("use_bidirectional_attention", *([] if is_free else ["attention_dropout"])):
-        if value := getattr(config, name, None):
+        if (value := _setting(config, name)) and (value != "vision" or not is_free):  # of images, which are not read
             raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
 
 
@@ -81,6 +86,23 @@ def _why_not(model: PreTrainedModel) -> str:
 def text_config(model: PreTrainedModel) -> Any:
     """The configuration of the decoder of text, which may be a part of the model's."""
     return model.config.get_text_config(decoder=True)
+
+
+def _setting(config: Any, name: str) -> Any:
+    """A setting, of the first layer that has it where layers have their own; None: there is none."""
+    if not getattr(config, "is_heterogeneous", False):
+        return getattr(config, name, None)
+    return next((x for each in config.per_layer_config if (x := getattr(each, name, None)) is not None), None)
+
+
+def numbers_per_token(model: PreTrainedModel) -> int:
+    """Numbers of keys and values that all layers with full attention keep of a token."""
+    config, total = text_config(model), 0
+    for number in landmark_layers(model) - set(givers(model)):
+        own = config.per_layer_config[number]
+        heads = getattr(own, "num_key_value_heads", None) or own.num_attention_heads
+        total += 2 * heads * head_dim(own)
+    return total
 
 
 def head_dim(config: Any) -> int:
@@ -110,8 +132,8 @@ def givers(model: PreTrainedModel) -> dict[int, int]:
 def window_size(model: PreTrainedModel) -> int | None:
     """Tokens of the window of layers without full attention; None: there are none."""
     config = text_config(model)
-    chunk = getattr(config, "attention_chunk_size", None)
-    return chunk if chunk is not None else getattr(config, "sliding_window", None)
+    chunk = _setting(config, "attention_chunk_size")
+    return chunk if chunk is not None else _setting(config, "sliding_window")
 
 
 def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
@@ -122,19 +144,20 @@ def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
 class Rotation(NamedTuple):
     """How layers with full attention rotate queries and keys. frequencies: the name of the buffer that has them; None:
     no layer does. neighbours: whether channels 2i and 2i + 1 are a pair, not i and i + r/2. unrotated: layers that do
-    not.
+    not. scales: by layer, the name of the weight of a norm that scales keys after they were rotated.
     """
 
     frequencies: str | None
     neighbours: bool
     unrotated: frozenset[int]
+    scales: dict[int, str]
 
 
 def rotation_of(model: PreTrainedModel) -> Rotation:
     """Of a model that is not one of FAMILIES it is measured, once. Raises UserError where no description fits."""
     if model.config.model_type in FAMILIES:
         rotates = getattr(text_config(model), "no_rope_layers", None) or ()  # despite its name, 1 for layers that do
-        return Rotation("inv_freq", False, frozenset(number for number, each in enumerate(rotates) if not each))
+        return Rotation("inv_freq", False, frozenset(number for number, each in enumerate(rotates) if not each), {})
     known = vars(model).get("landmark_rotation")
     if known is None:
         known = cast(Any, model).landmark_rotation = _measured(model, tiny_model(model))
@@ -145,14 +168,16 @@ def _measured(model: PreTrainedModel, tiny: PreTrainedModel) -> Rotation:
     found, family, layers = turnings(tiny), model.config.model_type, landmark_layers(model)
     if missing := sorted(layers - set(found)):
         raise UserError(f"{family}: the attention of layers {missing} does not go through transformers' interface")
-    turning = [each for layer in layers if (each := found[layer]) is not None]
-    common = set.intersection(*turning) if turning else {(None, False)}
+    turning = [each for layer in layers if (each := found[layer][1]) is not None]
+    common = set.intersection(*turning) if turning else {(None, False, "")}
     if not common:
         raise UserError(
             f"{family}: its layers rotate keys in no way, or not in one way, that the cache can move them by"
         )
-    unrotated = frozenset(layer for layer in layers if found[layer] is None)
-    return Rotation(*sorted(common)[0], unrotated)
+    frequencies, neighbours, scale = min(common, key=lambda each: each[2:] + each[:2])
+    unrotated = frozenset(layer for layer in layers if found[layer][1] is None)
+    scales = {layer: f"{found[layer][0]}.{scale}" for layer in layers - unrotated if scale}
+    return Rotation(frequencies, neighbours, unrotated, scales)
 
 
 def unrotated_layers(model: PreTrainedModel) -> frozenset[int]:

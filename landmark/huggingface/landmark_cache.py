@@ -85,7 +85,7 @@ class LandmarkCache(Cache):
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
-        self._frequencies, self._has_neighbours = inverse_frequencies(model), rotation_of(model).neighbours
+        self._frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
         self.memory: TextMemory
         if isinstance(settings, BlockCacheSettings):
             self.memory = BlockCache(
@@ -244,7 +244,10 @@ class LandmarkCache(Cache):
         if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self.has_others else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
-        if self._has_neighbours:  # scores are the same in any order of channels
+        if (scale := self._rotation.scales.get(layer)) is not None:  # scores are the same, and keys can be rotated
+            weight = cast(PreTrainedModel, self._model()).get_parameter(scale)
+            q, k = q * weight, k / weight
+        if self._rotation.neighbours:  # scores are the same in any order of channels
             q, k = (apart(x, len(self._frequencies)) for x in (q, k))
         channels = v.shape[-1]
         if channels < k.shape[-1]:
@@ -480,6 +483,11 @@ class LandmarkCache(Cache):
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
         return sum(len(group.rows) for group in self.groups) or self.memory.batch_size
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: for `generate`, which else prepares masks."""
+        return False
 
     @property
     def max_cache_len(self) -> int:

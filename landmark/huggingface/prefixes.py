@@ -95,6 +95,12 @@ class PrefixCache:
             mine = (each for each in self._kept if each.owner == owner and each.cache.fits(model, state))
             return any(each.shared(wanted) == len(wanted) for each in mine)
 
+    def new_memory(self) -> LandmarkCache:
+        """An empty one, with marks."""
+        cache = self.model.new_memory(**self.settings)
+        cache.marks = []
+        return cache
+
     @property
     def _model(self) -> Any:
         """The model without PEFT's wrapper."""
@@ -118,9 +124,7 @@ class PrefixCache:
     def _found(self, wanted: Tensor, owner: str) -> _Kept:
         _, kept, mark = self._best(wanted, owner)
         if kept is None:
-            cache = self.model.new_memory(**self.settings)
-            cache.marks = []
-            return _Kept(cache, owner)
+            return _Kept(self.new_memory(), owner)
         if mark is not None:
             return _Kept(kept.cache.fork(mark), owner)
         self._kept.remove(kept)

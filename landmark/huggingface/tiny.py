@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from landmark.utils.errors import UserError, in_one_line
@@ -26,6 +25,7 @@ SIZES = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 32),
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "expert_ffn_hidden_size", "swa_intermediate_size"), 32),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "swa_num_attention_heads"), HEADS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), 2),
     **dict.fromkeys(("head_dim", "swa_head_dim", "attention_head_dim", "kv_channels", "v_head_dim"), HEAD_DIM),
     **dict.fromkeys(("swa_v_head_dim", "mamba_d_head", "mamba_head_dim", "mamba_headdim"), HEAD_DIM),
@@ -67,6 +67,9 @@ def _smaller(values: dict[str, Any]) -> dict[str, Any]:
             own[name] = [_small(name, each) for each in value]
     if own.get("head_dim", HEAD_DIM) is None:
         own["head_dim"] = HEAD_DIM
+    for keys, narrower in (("head_dim", "v_head_dim"), ("swa_head_dim", "swa_v_head_dim")):
+        if 0 < (values.get(narrower) or 0) < (values.get(keys) or 0):
+            own[narrower] = HEAD_DIM // 2
     if "mamba_d_ssm" in own:
         own["mamba_d_ssm"] = own["mamba_n_heads"] * own["mamba_d_head"]
     for many, few in (
@@ -120,11 +123,13 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
     """A tiny model of the same class with random weights, in float64. Raises UserError where none can be made."""
     family, kind = model.config.model_type, cast(Any, type(model))
     kind = kind.__bases__[-1] if kind.__module__.startswith("landmark.") else kind
-    implementation = "eager" if "eager" in str(model.config._attn_implementation) else "sdpa"
+    is_eager = "eager" in str(model.config._attn_implementation) or getattr(
+        model.config.get_text_config(decoder=True), "attn_logit_softcapping", None
+    )
     with torch.random.fork_rng(devices=[]), doubled():
         torch.manual_seed(0)
         try:
-            tiny = kind._from_config(tiny_config(model.config), attn_implementation=implementation)
+            tiny = kind._from_config(tiny_config(model.config), attn_implementation="eager" if is_eager else "sdpa")
         except Exception as error:
             raise UserError(f"{family}: no tiny model of it could be made, to try it: {in_one_line(error)}") from error
         if any(hasattr(module, "num_experts") or "Experts" in type(module).__name__ for module in tiny.modules()):
@@ -135,37 +140,40 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
         return tiny.double().eval()
 
 
-# What was measured of a layer: the name of the frequencies by which its keys turn, and whether pairs are neighbours.
-Turning = tuple[str, bool]
+# How keys turn: the name of the frequencies, whether pairs are neighbours, and the parameter of the attention module
+# that scales keys afterwards ("": none does).
+Turning = tuple[str, bool, str]
 LENGTH, SETTLED, EXACT = 24, 12, 1e-8
+NOT_TRIED = "a tiny model of it could not be tried"
 
 
-def turnings(tiny: PreTrainedModel) -> dict[int, set[Turning] | None]:
-    """How the keys of each layer turn with their position: all descriptions that fit; None: they do not turn.
+def turnings(tiny: PreTrainedModel) -> dict[int, tuple[str, set[Turning] | None]]:
+    """Of each layer the name of its attention module, and all descriptions of how its keys turn with their position
+    that fit; None: they do not turn.
 
     All tokens are the same, and so is the input of each layer, at all positions: only positions tell keys apart.
     Raises UserError where attention does not go through the interface of transformers.
     """
-    keys: dict[int, Tensor] = {}
+    tiny, keys = copy.deepcopy(tiny), dict[int, tuple[nn.Module, Tensor]]()
 
-    def record(module: nn.Module, q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
-        keys[int(cast(Any, module).layer_idx)] = k[0].detach()
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, q, k, *args, **kwargs)
+    def record(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        keys[int(cast(Any, module).layer_idx)] = module, k[0]
+        return q.new_zeros(*q.shape[:-1], v.shape[-1]).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("landmark_record", record)
     AttentionMaskInterface.register("landmark_record", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    tiny = copy.deepcopy(tiny)
     if (layers := getattr(tiny.get_decoder(), "layers", None)) is None:
-        raise UserError(
-            f"{tiny.config.model_type}: its decoder has no `layers`, as decoders with rotary positions have"
-        )
+        raise UserError(f"{tiny.config.model_type}: its decoder has no `layers`, as those with rotary positions have")
     for layer in layers:
         layer.register_forward_pre_hook(_same_everywhere, with_kwargs=True)
     with doubled():
-        tiny.set_attn_implementation("landmark_record")
-        tiny(torch.ones(1, LENGTH, dtype=torch.int64), use_cache=False)
-        found = {layer: _turning(k, tiny) for layer, k in keys.items()}
-    return found
+        try:
+            tiny.set_attn_implementation("landmark_record")
+            tiny(torch.ones(1, LENGTH, dtype=torch.int64), use_cache=False)
+        except Exception as error:
+            raise UserError(f"{tiny.config.model_type}: {NOT_TRIED}: {in_one_line(error)}") from error
+        names = {module: name for name, module in tiny.named_modules()}
+        return {layer: (names[module], _turning(module, k, tiny)) for layer, (module, k) in keys.items()}
 
 
 def _same_everywhere(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -177,20 +185,26 @@ def _same_everywhere(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return args, kwargs
 
 
-def _turning(k: Tensor, tiny: PreTrainedModel) -> set[Turning] | None:
+def _turning(module: nn.Module, k: Tensor, tiny: PreTrainedModel) -> set[Turning] | None:
     """How keys (H, T, d) turn with their position, behind the first, which convolutions may tell apart."""
-    first, later = k[:, SETTLED : SETTLED + 1], k[:, SETTLED:]
-    size = EXACT * float(k.abs().max())
-    if float((later - first).abs().max()) < size:
+    k = k[:, SETTLED:]
+    if _is_equal(k[:, :1].expand_as(k), k):
         return None
-    fitting = set()
-    for name, frequencies in tiny.named_buffers():
-        if name.endswith("inv_freq") and not name.endswith("original_inv_freq"):
-            for neighbours in (False, True):
-                turned = turn(first, torch.arange(later.shape[1]), frequencies, neighbours)
-                if turned is not None and float((turned - later).abs().max()) < size:
-                    fitting.add((name, neighbours))
-    return fitting
+    scales = {"": torch.ones(k.shape[-1])}
+    scales |= {name: x for name, x in module.named_parameters() if x.shape == k.shape[-1:] and bool(x.all())}
+    return {
+        (name, neighbours, scale)
+        for scale, factors in scales.items()
+        for name, frequencies in tiny.named_buffers()
+        if name.endswith("inv_freq") and not name.endswith("original_inv_freq")
+        for neighbours in (False, True)
+        if (turned := turn(k[:, :1] / factors, torch.arange(k.shape[1]), frequencies, neighbours)) is not None
+        and _is_equal(turned * factors, k)
+    }
+
+
+def _is_equal(found: Tensor, expected: Tensor) -> bool:
+    return float((found - expected).abs().max()) < EXACT * float(expected.abs().max())
 
 
 def turn(x: Tensor, distance: Tensor, frequencies: Tensor, neighbours: bool) -> Tensor | None:

@@ -12,7 +12,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from landmark.huggingface.attention import ORIGINALS
 from landmark.huggingface.families import landmark_layers
-from landmark.huggingface.tiny import VOCABULARY, doubled
+from landmark.huggingface.tiny import NOT_TRIED, VOCABULARY, doubled
 from landmark.utils.errors import UserError, in_one_line
 
 BLOCK, LOCAL, BLOCKS, TOGETHER, TOKENS = 4, 8, 3, 16, 45
@@ -49,11 +49,13 @@ def check_reading(plain: PreTrainedModel, wrapped: Any) -> None:
                         torch.cat(found, 1), expected, f"{family}: a tiny model of it that reads {what}{_cut(parts)}"
                     )
         except UserError as error:
+            if "attended without landmarks" in str(error):
+                raise UserError(f"{family}: its layers hand on no arguments to their attention") from error
             raise error if str(error).startswith(f"{family}: ") else UserError(f"{family}: {error}") from error
-        except IndexError as error:
-            raise UserError(f"{family}: reads no text that is longer than its positions") from error
         except Exception as error:
-            raise UserError(f"{family}: a tiny model of it could not be tried: {in_one_line(error)}") from error
+            if isinstance(error, IndexError) or "out of bounds" in str(error):
+                raise UserError(f"{family}: reads no text that is longer than the positions of its settings") from error
+            raise UserError(f"{family}: {NOT_TRIED}: {in_one_line(error)}") from error
     if float((masked - original).abs().max()) < DIFFERENT * float(original.abs().max()):
         raise UserError(f"{family}: a tiny model of it answers as if nothing depended on the blocks that it reads")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from landmark.blocks.settings import BlockCacheSettings
+from landmark.gguf.file import is_gguf
 from landmark.gguf.opening import is_quantised
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import FAMILIES, READ, check_model, rotation_of
@@ -114,6 +115,8 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     """
     path = folder_of(str(folder))
     check_folder(path)
+    if not is_gguf(path):
+        register([str(read_json(path / "config.json", {"model_type": str})["model_type"]).removeprefix(PREFIX)])
     tokenizer, model = open_tokenizer(path), open_model(path, **settings)
     with readable(path, "model with a tokenizer"):
         return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
@@ -144,6 +147,8 @@ def try_model(model: PreTrainedModel) -> None:
     plain = tiny_model(model)
     cast(Any, plain).landmark_rotation = rotation_of(model)
     wrapped = attach(copy.deepcopy(plain), without_landmarks(BLOCK, local=TOGETHER), is_tried=True)
+    if wrapped.config._attn_implementation not in ATTENTION.values():
+        raise UserError(f"{plain.config.model_type}: its attention cannot be set")
     check_reading(plain, wrapped)
 
 
@@ -261,10 +266,11 @@ def class_named(name: str) -> Any:
     return config_class(base) if issubclass(base, PreTrainedConfig) else model_class(base)
 
 
-def register() -> None:
-    """Let AutoConfig and AutoModelForCausalLM open folders of models with landmarks where this package is imported."""
-    for family in FAMILIES:
-        base = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+def register(families: Sequence[str] = FAMILIES) -> None:
+    """Let AutoConfig and AutoModelForCausalLM open folders of models of these types that were saved with landmarks."""
+    for family in families:
+        if (base := getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family, ""), None)) is None:
+            continue  # a type that `AutoModelForCausalLM` does not know, as of a model with code of its own
         config = config_class(base.config_class)
         CONFIG_MAPPING.register(PREFIX + family, config, exist_ok=True)
         AutoModelForCausalLM.register(config, model_class(base), exist_ok=True)

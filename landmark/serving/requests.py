@@ -107,6 +107,10 @@ class Asked(_Body):
         given = {name: getattr(self, name) for name in names}
         return Sampling.of_model(generation_config, **given, top_k=top_k, seed=seed)
 
+    def with_question(self, text: str) -> Asked:
+        """The same request with another prompt, or another text of the user's last message."""
+        raise NotImplementedError
+
     @property
     def most(self) -> int | None:
         """Most tokens of the answer; None: as many as the server allows."""
@@ -118,6 +122,9 @@ class Completion(Asked):
     """The body of /v1/completions. prompt: a text or ids; several prompts are several requests."""
 
     prompt: Text | list[int]
+
+    def with_question(self, text: str) -> Completion:
+        return self.model_copy(update={"prompt": text})
 
 
 class TextPart(_Body):
@@ -166,3 +173,9 @@ class Chat(Asked):
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise ValueError("continue_final_message: the last message is no assistant's")
         return self
+
+    def with_question(self, text: str) -> Chat:
+        messages = list(self.messages)
+        last = next((at for at, each in [*enumerate(messages)][::-1] if each.role == "user"), len(messages) - 1)
+        messages[last] = messages[last].model_copy(update={"content": text})
+        return self.model_copy(update={"messages": messages})

@@ -16,7 +16,7 @@ import torch
 
 from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
-from landmark.answering.sources import NULL, Question, check_sources, sources
+from landmark.answering.sources import NULL, check_sources, sources
 from landmark.documents import Document, beside_memory
 from landmark.serving.memories import Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
@@ -88,10 +88,12 @@ class Service:
         ids, sampling = [*document, *self._prompt(asked, not document)], asked.sampling(self._recommended)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
-        question, found = (
-            self._question(asked, client, document, ids) if asked.sources else None,
-            list[dict[str, Any]](),
-        )
+        found = list[dict[str, Any]]() if asked.sources else None
+        read, null = list[tuple[int, Document]](), list[int]()
+        if asked.sources:
+            check_sources(self.answering.model)
+            read = self.memories.document(client, str(asked.document), self.answering.chats.decode(document)).parts()
+            null = self._prompt(asked.with_question(NULL), begins=False)
 
         def deltas() -> Generator[Delta]:
             if asked.document is not None and not prefixes.has(document, client):
@@ -100,30 +102,13 @@ class Service:
                 counts.extend((len(ids), cache.get_seq_length()))
                 most = min(asked.most or self.settings.tokens, self.settings.tokens)
                 yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
-                if question is not None:
-                    passages = sources(self.answering, cache, question, asked.sources, reading.gone)
-                    found.extend(each._asdict() for each in passages)
+                if found is not None:
+                    given = document, ids[len(document) :], null, asked.sources, reading.gone
+                    found.extend(each._asdict() for each in sources(self.answering, cache, read, *given))
 
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
-        return Response(deltas(), answer, counts, head, is_chat, None if question is None else found)
-
-    def _question(self, asked: Asked, client: str, document: list[int], ids: list[int]) -> Question:
-        """What sources are found for. Raises UserError for a model that finds none."""
-        check_sources(self.answering.model)
-        read = self.memories.document(client, str(asked.document), self.answering.chats.decode(document))
-        if isinstance(asked, Chat):
-            of_user = [number for number, each in enumerate(asked.messages) if each.role == "user"]
-            messages, last = list(asked.messages), of_user[-1] if of_user else -1
-            text, messages[last] = (
-                messages[last].as_dict()["content"],
-                messages[last].model_copy(update={"content": NULL}),
-            )
-            null = asked.model_copy(update={"messages": messages})
-        else:
-            assert isinstance(asked, Completion)
-            text, null = self.answering.chats.decode(ids[len(document) :]), asked.model_copy(update={"prompt": NULL})
-        return Question(read.parts(), len(document), ids, [*document, *self._prompt(null, False)], text)
+        return Response(deltas(), answer, counts, head, is_chat, found)
 
     def _prompt(self, asked: Asked, begins: bool) -> list[int]:
         """The ids of the prompt. begins: no document comes before it."""

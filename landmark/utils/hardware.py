@@ -1,4 +1,4 @@
-"""This machine: processor, cores, GPUs, and the peak memory of a phase of the program. Loads no torch."""
+"""This machine: processor, cores, GPUs, and the peak memory of a phase of the program. Loading it loads no torch."""
 
 import contextlib
 import ctypes
@@ -76,6 +76,15 @@ def leave_busy_cores() -> str | None:
 def count_gpus() -> int:
     """GPUs of this machine."""
     return len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()])
+
+
+@cache
+def has_units(device: str) -> bool:
+    """Whether a device is a CPU that multiplies matrices in bfloat16, if oneDNN may (`ONEDNN_MAX_CPU_ISA`)."""
+    import torch
+
+    units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device == "cpu" and units and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def reset_peak_memory() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from benchmarks.sources import rank
 from landmark.answering.answering import Answering
-from landmark.answering.sources import Question, passages, sources, text_of
+from landmark.answering.sources import passages, sources, text_of
 from landmark.blocks.shares import Watched
 from landmark.documents import Document, documents_read, joined
 from landmark.huggingface import wrap
@@ -47,6 +48,10 @@ def test_blocks_beyond_the_models_positions_are_weighed_alike():
         spreads.append(float((shares.amax(1) / shares.amin(1)).max()))
     assert spreads[0] > 1.01
     assert spreads[1] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_rank_of_a_passage_is_that_of_its_best_block_and_a_mean_where_blocks_are_equal():
+    assert [rank(np.array([9, 4, 1, 4, 0]), gold) for gold in ([1, 2], [2], [4], [0, 4])] == [1.5, 3, 4, 4]
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,19 +107,17 @@ def test_the_passage_that_alone_has_the_questions_words_comes_first(family):
     model = wrap(make_model(family), make_tokenizer(), block_size=16, landmarks="none", memory={"k": 4, "window": 16})
     answering, text = Answering(model, make_tokenizer()), "".join(lines)
     before = answering.ids(text)
-    ids, null = ([*before, *answering.ids(each, False)] for each in ("Where sleeps the zebra?", "N/A"))
+    ids, null = (answering.ids(each, False) for each in ("Where sleeps the zebra?", "N/A"))
     document = Document("birds.txt", text, ((0, "page 1"), (text.index("The zebra"), "page 2")))
     with answering.prefixes.using(before) as cache:
         answering.read(torch.tensor([before]), cache)
-    with answering.prefixes.using(ids) as cache:
-        answering.read(torch.tensor([ids[cache.get_seq_length() :]]), cache)
+    with answering.prefixes.using([*before, *ids]) as cache:
+        answering.read(torch.tensor([[*before, *ids][cache.get_seq_length() :]]), cache)
         kept = cache.memory.layers[1].keys.clone()
-        found = sources(
-            answering, cache, Question([(0, document)], len(before), ids, null, "Where sleeps the zebra?"), 3
-        )
+        found = sources(answering, cache, [(0, document)], before, ids, null, 3)
         assert torch.equal(cache.memory.layers[1].keys, kept)
     assert found[0].text == "The zebra sleeps in Quito."
     assert (found[0].place, found[0].document) == ("page 2", "birds.txt")
     assert all(text[each.start : each.end] == each.text for each in found)
     assert 0 < sum(each.share for each in found) <= 1
-    assert sources(answering, cache, Question([(0, document)], len(before), null, null, "N/A"), 3) == []
+    assert sources(answering, cache, [(0, document)], before, null, null, 3) == []

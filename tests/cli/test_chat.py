@@ -202,7 +202,7 @@ def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch
 def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_units(ask, monkeypatch, has_units):
     config = ask.folder / "model" / "config.json"
     write_json(config, {**read_json(config), "dtype": "bfloat16"})
-    monkeypatch.setattr("landmark.attention.plain.has_units", lambda device: has_units)
+    monkeypatch.setattr("landmark.utils.hardware.has_units", lambda device: has_units)
     kept = ask.folder / "kept"
     told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
     assert ("model.dtype=float32 is exact, slower" in told) == has_units
@@ -211,9 +211,8 @@ def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_uni
 
 def test_sources_are_passages_of_the_files_with_their_places(ask):
     """Of two files, of a saved memory of them, of a chat, and with another file behind it."""
-    (ask.folder / "lake.pdf").write_bytes(
-        pdf("Herons wait here. " * 3, "The zebra sleeps in Quito.", "It is late. " * 9)
-    )
+    pages = "Herons wait here. " * 3, "The zebra sleeps in Quito.", "It is late. " * 9
+    (ask.folder / "lake.pdf").write_bytes(pdf(*pages))
     (ask.folder / "late.txt").write_text("Nobody came.\n\nThe okapi eats in Lima.\n" + "Nobody came.\n" * 9)
     files = f"prompt_file=[{ask.folder / 'lake.pdf'},{ask.folder / 'book.txt'}]"
     common, kept = "model.block_size=24", ask.folder / "kept"
@@ -238,11 +237,6 @@ def test_sources_are_passages_of_the_files_with_their_places(ask):
     assert err.count("] ") == 1
     assert re.search(named, err).groups() == (str(start), str(end))
     assert "/sources=99: must be at least 1 and at most 20" in err
-    for given in (["prompt=Who?"], ["prompt=Who?", files]):
+    for kind, given in (("pretrained", []), ("pretrained_base", [files])):
         with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and a prompt about prompt_file"):
-            ask(
-                "task=generate",
-                *given,
-                "generate.sources=2",
-                kind="pretrained_base" if len(given) > 1 else "pretrained",
-            )
+            ask("task=generate", "prompt=Who?", *given, "generate.sources=2", kind=kind)

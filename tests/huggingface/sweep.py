@@ -16,7 +16,7 @@ from landmark.huggingface import families
 from landmark.huggingface.wrapping import try_model
 from landmark.utils.errors import UserError, in_one_line
 
-SECONDS, LAYERS = 300, 8  # most of a trial; of a model, where its settings allow so few
+SECONDS, LAYERS = 120, 8  # most of a trial; of a model, where its settings allow so few
 # Settings that a configuration of the family needs: its defaults are of no model, or have no layer with full attention.
 SETTINGS = {
     "bamba": {"attn_layer_indices": [1, 3], "num_hidden_layers": 4},
@@ -26,29 +26,26 @@ SETTINGS = {
 }
 
 
-def model_of(kind):
-    """A model of a type, without weights."""
-    settings = SETTINGS.get(kind, {})
+def model_of(kind, **changes):
+    """A model of a type, without weights: of LAYERS layers, if these are of all kinds that it has."""
+    settings, found = SETTINGS.get(kind, {}) | changes, {}
     for fewer in ({"num_hidden_layers": LAYERS}, {}):
         try:
-            config = CONFIG_MAPPING[kind](**fewer | settings)
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
-            if families.landmark_layers(model) or not fewer:
-                return model
+                model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**fewer | settings))
+            found[len(fewer)] = model, set(families.layer_types(model))
         except Exception:
             if not fewer:
                 raise
-    return None
+    return found[1][0] if 1 in found and found[1][1] == found[0][1] else found[0][0]
 
 
 def kinds(model):
     """What the layers of a model are, in words."""
     config, said = families.text_config(model), []
-    counted = Counter(
-        "shared" if mode == "dummy" and kind in () else mode
-        for kind, mode in zip(families.layer_types(model), [k for k, _ in families.cache_layers(model)], strict=True)
-    )
+    shared = set(families.givers(model))
+    types = [f"{kind} of shared keys" if n in shared else kind for n, kind in enumerate(families.layer_types(model))]
+    counted = Counter(types)
     said.append(", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counted.items()))
     rotation, layers = families.rotation_of(model), families.landmark_layers(model)
     if rotation.frequencies is not None:

@@ -80,7 +80,8 @@ def _why_not(model: PreTrainedModel) -> str:
         return f"{family}: reads more than text; landmarks fit {inner} loaded as a causal language model of its own"
     if not getattr(config, "rope_parameters", None):
         return f"{family}: has no rotary positions (RoPE), which the memory needs to move keys"
-    return f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}"
+    known = ", ".join(FAMILIES)
+    return f"{family}: not one of the decoders that landmarks fit: {known}; landmarks='none' tries to read it without training"
 
 
 def text_config(model: PreTrainedModel) -> Any:

@@ -299,7 +299,7 @@ class LandmarkCache(Cache):
 
     def load(self, folder: Path | str) -> None:
         """Replace the content by that of a saved cache. Raises UserError as `Memory.load` does, for a model with other
-        weights too, and where the ids or the windows and states of other layers are missing; then the content stays as it was.
+        weights too, and where the ids, windows or states are missing; then the content stays as it was.
         """
         loaded = self._copy(copy.copy(self.memory))
         loaded._load(Path(folder))
@@ -568,7 +568,7 @@ class _ModelRef:
 
 
 def saved_windows(folder: Path, ids_alone: bool = False) -> dict[str, Tensor]:
-    """A saved memory's ids, IDS (B, n), and windows and states of other layers. Raises UserError where it is damaged."""
+    """A saved memory's ids, IDS (B, n), and the windows and states of layers. Raises UserError where it is damaged."""
     try:
         open_written(folder / WINDOWS).close()
         with safe_open(folder / WINDOWS, "pt") as tensors:  # a map of the file: what is not used is not read
@@ -637,7 +637,7 @@ class _MemoryLayer(CacheLayerMixin):
     def reset(self) -> None: ...
 
 
-class _MemoryAndStateLayer(LinearAttentionLayer, _MemoryLayer):
+class _MemoryAndStateLayer(LinearAttentionLayer, _MemoryLayer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A layer whose keys and values are in the memory, and which has a recurrent state beside them."""
 
     def __init__(self, chunk: _Chunk, number: int, number_of_states: int = 1):

@@ -124,7 +124,7 @@ class Reader:
         return insert_landmarks(part.ids, part.cache.memory.position, block_size, token)
 
     def _pass(self, parts: list[Part], cache: LandmarkCache, skipped: int) -> list[tuple[Tensor, list[Tensor]]]:
-        """One pass of the model over the next tokens of texts; several parts only where the memory alone keeps something.
+        """One pass of the model over the next tokens of texts; several parts only where no layer keeps anything else.
 
         cache: of the whole batch. skipped: first tokens that get no logits. Returns for each part logits
         (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.

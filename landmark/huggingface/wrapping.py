@@ -172,6 +172,7 @@ def unwrap(model: LandmarkModel) -> PreTrainedModel:
     names = {name: original for original, name in ATTENTION.items()}
     plain.set_attn_implementation(names.get(plain.config._attn_implementation, plain.config._attn_implementation))
     delattr(plain.config, SETTINGS)
+    vars(plain).pop("landmark_rotation", None)
     plain.config.__class__ = type(plain.config).__bases__[-1]
     plain.__class__ = type(plain).__bases__[-1]
     if rebound:

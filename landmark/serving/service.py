@@ -8,6 +8,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -20,6 +21,7 @@ from landmark.documents import Document, beside_memory
 from landmark.serving.memories import Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.responses import Response
+from landmark.utils.errors import UserError
 
 LOG = logging.getLogger(__name__)
 SILENCE = 5.0  # seconds without a sign of life, in a stream and in the log
@@ -54,8 +56,10 @@ class Service:
     @property
     def finds_sources(self) -> bool:
         """Whether a request may ask for `sources`."""
-        landmarks = getattr(self.answering.model, "landmarks", None)
-        return landmarks is not None and landmarks.token is None
+        with suppress(UserError):
+            check_sources(self.answering.model)
+            return True
+        return False
 
     def reading(self, what: str) -> Reading:
         """For a request. what: the text, in the log."""

@@ -4,7 +4,6 @@ which `python -m tests.huggingface.test_families` writes."""
 import copy
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +18,10 @@ from landmark.memory.memory import memory_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenizer, read, refused_models
+from tests.huggingface.sweep import HEADING, PAGE, kinds
+from tests.huggingface.test_kinds import KINDS, model_of_kind
 
 BLOCK = 5
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 PHASE: list[torch.Tensor] = []  # of the windows that `explicit` reads
 
 
@@ -208,13 +208,19 @@ def page() -> str:
         model = make_model(name, implementation(name))
         rows.setdefault(model.config.model_type, particulars(model))
     lines = [f"| `{family}` | {row} |" for family, row in rows.items()]
+    more = [f"| `{kind}` | {kinds(model_of_kind(kind))} |" for kind in sorted(KINDS)]
+    tail = PAGE.read_text(encoding="utf-8").partition(HEADING)[2]
     refusals = [f"| {name} | {reason(model)} |" for name, model in sorted(refused_models().items())]
     return "\n".join(
         [
-            "# Models of transformers that can have landmarks",
+            "# Models of transformers",
             "",
-            "Models of these types can read through blocks without training, or learn to use landmarks. A model's type",
-            "stands in its `config.json` (`model_type`). Rotary positions may be scaled (linear, llama3, yarn).",
+            "A model's type stands in its `config.json` (`model_type`). Rotary positions may be scaled (linear,",
+            "llama3, yarn).",
+            "",
+            "## Models that can have landmarks",
+            "",
+            "Models of these types can read through blocks without training, or learn to use landmarks.",
             "",
             "For each type a tiny model of the real class is tested in float64. Without landmarks it is the original,",
             "bit for bit. Windows are the paper's equations, weight by weight. A memory that retrieves every block is",
@@ -224,12 +230,28 @@ def page() -> str:
             "|---|---|",
             *lines,
             "",
-            "Refused, with the message of `wrap`:",
+            "## More models that can be read without training",
+            "",
+            "Layers with full attention are read through blocks. Others keep what transformers keeps for them: a",
+            "window, a recurrent state, or the end of a convolution. A state cannot be cut back, so a memory has",
+            "copies of it at its marks: a text that departs between two marks is read again from the first of them",
+            "on.",
+            "",
+            "For each type a tiny model is tested in float64. All blocks are the original; few blocks are the",
+            "original under a mask. A text that is cut, padded in a batch, forked, saved or continued is as if it",
+            "were read at once.",
+            "",
+            "| model type | layers |",
+            "|---|---|",
+            *more,
+            "",
+            "## Refused, with the message of `wrap`",
             "",
             "| model | message |",
             "|---|---|",
             *refusals,
             "",
+            HEADING + tail,
         ]
     )
 

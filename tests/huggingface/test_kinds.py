@@ -4,11 +4,11 @@ Each is made as `tiny_model` makes it. `sweep` tries all families of transformer
 """
 
 import copy
-import logging
 
 import pytest
 import torch
 
+from landmark.attention import Scoring
 from landmark.huggingface import PrefixCache, families, load, wrap
 from landmark.huggingface.tiny import doubled, tiny_model
 from landmark.huggingface.trial import check_reading
@@ -144,3 +144,40 @@ def test_blocks_are_moved_as_the_model_would_rotate_them(kind):
         same(found, expected)
         true = wrapped.new_memory(mapping="true")
         assert (read(wrapped, ids, true)[:, -1] - found).abs().max() > 1e-3
+
+
+REFUSED = {
+    "deepseek_v3": "latent attention",
+    "diffllama": "reads all blocks differs",
+    "gpt2": "its decoder has no `layers`",
+    "jamba": "with transformers' own cache, a tiny model that is cut in two differs",
+    "mamba2": "no layer has full attention",
+    "minimax_m3_vl_text": "minimax_m3_sparse choose what they read",
+    "nanochat": "rotate keys in no way",
+    "opt": "longer than the positions of its settings",
+    "stablelm": "its layers hand on no arguments to their attention",
+    "xglm": "does not go through transformers' interface",
+}
+
+
+def test_a_decoder_that_is_not_listed_is_tried(caplog):
+    model = model_of_kind("arcee", num_hidden_layers=2)
+    wrapped = wrapped_of(model)
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("landmark")]
+    assert "arcee: not one of the listed families; a tiny model of it was tried" in said
+    with doubled():
+        check_reading(model, wrapped)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_decoder_that_would_be_read_wrongly_is_refused(kind):
+    with pytest.raises(UserError, match=REFUSED[kind]) as error:
+        wrap(model_of(kind), make_tokenizer(), landmarks="none")
+    assert str(error.value).startswith(f"{kind}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_scale_is_noticed(monkeypatch):
+    monkeypatch.setattr("landmark.huggingface.attention.Scoring", lambda scale, cap: Scoring(1.1 * scale, cap))
+    with pytest.raises(UserError, match="arcee: a tiny model of it that reads all blocks differs from what it must be"):
+        try_model(model_of("arcee", num_hidden_layers=2))

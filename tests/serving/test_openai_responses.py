@@ -1,8 +1,6 @@
 """/v1/responses, asked by the real client of OpenAI: the answers of chats in another form."""
 
-import itertools
 import json
-import re
 from functools import partial
 
 import pytest
@@ -18,65 +16,56 @@ from tests.serving.conftest import greedily
 pytestmark = pytest.mark.timeout(900)
 
 HEAD = {"id": "chatcmpl-1", "created": 0, "model": "landmark"}
-ASKING = Asking.model_validate({"input": "Who?"})
 ASKED = {"model": "landmark", "temperature": 0, "max_output_tokens": 4}
 
 
+def kinds_of(*items):
+    """The types of a stream's events, without those of its pieces of text, and without its last one."""
+    of_item = "output_item.added content_part.added {}_text.done content_part.done output_item.done"
+    return ["created", "in_progress", *(kind for item in items for kind in of_item.format(item).split())]
+
+
 def test_a_response_is_the_chats_answer_whole_and_streamed(server, model, tokenizer):
-    create = server.client().responses.create
+    create, told = server.client().responses.create, "system: Be brief.\nuser: Who waits?\nassistant:"
     first = create(**ASKED, instructions="Be brief.", input="Who waits?")
-    prompt = "system: Be brief.\nuser: Who waits?\nassistant:"
-    assert first.output_text == greedily(model, tokenizer, prompt)
+    assert first.output_text == greedily(model, tokenizer, told)
     assert (first.status, first.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert (first.usage.input_tokens, first.usage.output_tokens) == (len(prompt), 4)
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (len(told), 4)
     question = {"role": "user", "content": [{"type": "input_text", "text": "Where?"}]}
     talk = [{"role": "user", "content": "Who waits?"}, *first.output, question]
     *events, last = create(**ASKED, instructions="Be brief.", input=talk, stream=True)
-    told = [f"{prompt}{'' if first.output_text[:1].isspace() else ' '}{first.output_text}\nuser: Where?\nassistant:"]
-    assert last.response.output_text == greedily(model, tokenizer, told[0])
-    assert (
-        "".join(each.delta for each in events if each.type == "response.output_text.delta") == last.response.output_text
-    )
+    told += f"{'' if first.output_text[:1].isspace() else ' '}{first.output_text}\nuser: Where?\nassistant:"
+    deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+    assert "".join(deltas) == last.response.output_text == greedily(model, tokenizer, told)
     assert [each.sequence_number for each in [*events, last]] == list(range(len(events) + 1))
     assert last.response.usage.input_tokens_details.cached_tokens > 0
     kinds = [each.type.removeprefix("response.") for each in events if "delta" not in each.type]
-    opened, closed = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
-    assert kinds == ["created", "in_progress", *opened, "output_text.done", *closed]
+    assert kinds == kinds_of("output")
     assert events[-1].item == last.response.output[0]
 
 
 def test_reasoning_is_an_item_of_its_own_before_the_text():
-    chats = Chats(chat_tokenizer(CHATML))
-    answer = Answer(chats.decode, (), partial(chats.parts, opened=True))
-    ids = chats.text_ids("Birds wait.</think>A heron.")
-    response = Response((answer.add(id) for id in [*ids, None]), answer, [9, 0], HEAD, True)
-    events = [
-        json.loads(each) for each in re.findall("^data: (.*)$", "".join(Responded(response, ASKING).events(True)), re.M)
-    ]
-    kinds = [kind for kind, _ in itertools.groupby(each["type"].removeprefix("response.") for each in events)]
-    parts = [
-        [
-            "output_item.added",
-            "content_part.added",
-            f"{kind}_text.delta",
-            f"{kind}_text.done",
-            "content_part.done",
-            "output_item.done",
-        ]
-        for kind in ("reasoning", "output")
-    ]
-    assert kinds == ["created", "in_progress", *parts[0], *parts[1], "completed"]
-    deltas = {
-        n: "".join(each["delta"] for each in events if "delta" in each and each["output_index"] == n) for n in (0, 1)
-    }
-    output = events[-1]["response"]["output"]
-    assert [each["content"][0]["text"] for each in output] == list(deltas.values()) == ["Birds wait.", "A heron."]
-    assert [each["item"] for each in events if each["type"].endswith("item.done")] == output
-    counts = events[-1]["response"]["usage"]
-    assert (counts["output_tokens"], counts["output_tokens_details"]["reasoning_tokens"]) == (
-        len(ids),
-        len("Birds wait.</think>"),
+    chats, reasoning, text = Chats(chat_tokenizer(CHATML)), "Birds wait.", "A heron."
+    answer, ids = (
+        Answer(chats.decode, (), partial(chats.parts, opened=True)),
+        chats.text_ids(f"{reasoning}</think>{text}"),
     )
+    response = Response((answer.add(id) for id in [*ids, None]), answer, [9, 0], HEAD, True)
+    events = [json.loads(each.partition("data: ")[2]) for each in whole(response).split("\n\n")[:-1]]
+    done, deltas = events[-1]["response"], ["", ""]
+    for each in events:
+        if "delta" in each:
+            deltas[each["output_index"]] += each["delta"]
+    assert [each["content"][0]["text"] for each in done["output"]] == deltas == [reasoning, text]
+    assert [each["item"] for each in events if each["type"].endswith("item.done")] == done["output"]
+    kinds = [each["type"].removeprefix("response.") for each in events if "delta" not in each]
+    assert kinds == [*kinds_of("reasoning", "output"), "completed"]
+    counts = {"reasoning_tokens": len(f"{reasoning}</think>")}
+    assert (done["usage"]["output_tokens"], done["usage"]["output_tokens_details"]) == (len(ids), counts)
+
+
+def whole(response):
+    return "".join(Responded(response, Asking.model_validate({"input": "Who?"})).events(True))
 
 
 def test_an_error_in_a_stream_is_its_last_event():
@@ -84,11 +73,13 @@ def test_an_error_in_a_stream_is_its_last_event():
         yield from ()
         raise UserError("no room")
 
-    response = Response(fail(), Answer(str), [9, 0], HEAD, True)
-    *_, last = Responded(response, ASKING).events(True)
-    assert last.startswith("event: error\n")
-    assert json.loads(last.partition("data: ")[2]) == {
-        **{"type": "error", "sequence_number": 2, "code": "server_error", "message": "no room", "param": None}
+    told = whole(Response(fail(), Answer(str), [9, 0], HEAD, True)).partition("event: error\ndata: ")[2]
+    assert json.loads(told) == {
+        "type": "error",
+        "sequence_number": 2,
+        "code": "server_error",
+        "message": "no room",
+        "param": None,
     }
 
 

@@ -73,10 +73,10 @@ def _is_trained_here(config: Config) -> bool:
 
 
 def _has_sources(config: Config) -> bool:
-    """Whether a model that reads blocks is asked about a text."""
+    """Whether a model that reads blocks answers about a text."""
     about = config.prompt_file is not None or config.memory.load is not None
     asked = config.task == "chat" or (config.task == "generate" and config.prompt is not None and about)
-    return asked and bool(config.model.as_is) and config.model.kind == "landmark"
+    return asked and config.generate.tokens > 0 and bool(config.model.as_is) and config.model.kind == "landmark"
 
 
 def _has_seed(config: Config) -> bool:
@@ -173,7 +173,7 @@ _OF_TASKS = (
     Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
     Read(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
     Read(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
-    Read(("generate.sources",), "model=pretrained, and a prompt about prompt_file or memory.load", _has_sources),
+    Read(("generate.sources",), "model=pretrained, and an answer about prompt_file or memory.load", _has_sources),
     Read(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 

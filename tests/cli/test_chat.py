@@ -237,6 +237,6 @@ def test_sources_are_passages_of_the_files_with_their_places(ask):
     assert err.count("] ") == 1
     assert re.search(named, err).groups() == (str(start), str(end))
     assert "/sources=99: must be at least 1 and at most 20" in err
-    for kind, given in (("pretrained", []), ("pretrained_base", [files])):
-        with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and a prompt about prompt_file"):
+    for kind, given in (("pretrained", []), ("pretrained_base", [files]), ("pretrained", [files, "generate.tokens=0"])):
+        with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and an answer about prompt_file"):
             ask("task=generate", "prompt=Who?", *given, "generate.sources=2", kind=kind)

@@ -3,7 +3,7 @@
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from benchmarks import attention, context_miss, data, generation, growth, memory, training
+from benchmarks import attention, data, generation, growth, memory, training
 from benchmarks.report import Report
 from benchmarks.settings import Options, progress, use_threads
 
@@ -11,7 +11,6 @@ PARTS = {
     "attention": attention.run,
     "training": training.run,
     "memory": memory.run,
-    "context_miss": context_miss.run,
     "growth": growth.run,
     "generation": generation.run,
     "data": data.run,

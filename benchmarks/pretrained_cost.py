@@ -1,12 +1,17 @@
 """A pretrained model that reads blocks without training, beside itself with its own cache.
 
     python -m benchmarks.pretrained_cost MODEL
+    python -m benchmarks.pretrained_cost FILE.gguf --against llama.cpp
 
-MODEL: a folder of transformers, or a .gguf file. On a GPU where there is one.
+MODEL: a folder of transformers, or a .gguf file. On a GPU where there is one. Beside llama.cpp (`pip install
+llama-cpp-python`) a file's weights stay as it has them, and each engine has a process of its own.
 """
 
 import argparse
+import importlib.metadata
+import json
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +23,7 @@ import transformers
 from torch import Tensor
 from transformers import DynamicCache
 
-from benchmarks import report
+from benchmarks import engines, report
 from benchmarks.exactness import Inexact
 from benchmarks.report import Report, Row, compare, megabytes, per_second
 from benchmarks.settings import Say, progress, use_threads
@@ -30,6 +35,7 @@ from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
+from landmark.utils.source_tree import ROOT
 
 PLAIN, BLOCKS = "its own cache", "blocks"
 LOCAL = 512  # tokens that both read at a time
@@ -67,6 +73,26 @@ def run(folder: str, lengths: Sequence[int], dtype: str, count: int, rounds: int
             say(f"peak memory of {length:,} tokens")
             peaks = {name: peak_on_gpu(model, first, more, name) for name in readers}
             yield from compare("memory", f"peak with the weights, {length:,} tokens", "MB", megabytes(peaks), PLAIN)
+
+
+def beside_llama(path: str, lengths: Sequence[int], ids: Sequence[int], rounds: int, say: Say) -> Iterator[Row]:
+    """The rows of both engines, each in new processes, in turn. Raises UserError where one of them fails."""
+    found: dict[str, list[dict[str, float]]] = {engines.LLAMA: [], engines.BLOCKS: []}
+    given = json.dumps(list(ids))
+    for number in range(rounds):
+        for engine, results in found.items():
+            say(f"{engine}, round {number + 1} of {rounds}")
+            command = [sys.executable, "-m", "benchmarks.engines", engine, path, ",".join(map(str, lengths))]
+            done = subprocess.run(command, cwd=ROOT, input=given, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                raise UserError(f"{engine} ended with exit status {done.returncode}; its message stands above")
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+    for key in found[engines.LLAMA][0]:
+        part, _, length = key.partition(" ")
+        setting = f"{length} tokens" if part in ("reading", "generating") else "cold start" if length else "weights too"
+        unit, scale = {"first": ("s", 1.0), "peak": ("MB", 1e-6)}.get(part, ("tokens/s", 1.0))
+        values = {name: [result[key] * scale for result in results] for name, results in found.items()}
+        yield from compare(key if part == "first" else part, setting, unit, values, engines.LLAMA)
 
 
 def peak_on_gpu(model: Any, ids: Tensor, more: Tensor, name: str) -> int:
@@ -126,6 +152,14 @@ def writer(model: Any, ids: Tensor, past: Any) -> Callable[[], None]:
     return write
 
 
+def version_of_llama() -> str:
+    """Of the package. Raises UserError where it is not installed."""
+    try:
+        return importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError("--against llama.cpp: pip install llama-cpp-python first (it is built from source)") from error
+
+
 def wait(like: Tensor) -> None:
     """Until the device has done what it was asked to."""
     if like.is_cuda:
@@ -154,6 +188,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (bfloat16 on a GPU)")
     parser.add_argument("--tokens", type=int, default=16, help="generated in a round")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each")
+    parser.add_argument("--against", choices=(engines.LLAMA,), help="an engine in place of the model's own cache")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
     parser.add_argument("--note", metavar="TEXT", help="written below the table, as what else the machine did")
     arguments = parser.parse_args(words)
@@ -168,11 +203,20 @@ def main(words: Sequence[str]) -> int:
     ]
     notes += [arguments.note] if arguments.note else []
     shown = shlex.join(["python", "-m", "benchmarks.pretrained_cost", "MODEL", *words[1:]])
+    file = "pretrained-cost"
+    if arguments.against:
+        file = "beside-llama-cpp"
+        notes[0] = f"{name} as the file has it; source code, a batch of one; llama-cpp-python {version_of_llama()}."
     measured, written = Report([], notes), []
     try:
-        for row in run(arguments.model, lengths, dtype, arguments.tokens, arguments.rounds, say):
+        if arguments.against:
+            ids = text(open_tokenizer(folder_of(arguments.model)), max(lengths) + engines.TOKENS, torch.device("cpu"))
+            rows = beside_llama(arguments.model, sorted(lengths), ids[0].tolist(), arguments.rounds, say)
+        else:
+            rows = run(arguments.model, lengths, dtype, arguments.tokens, arguments.rounds, say)
+        for row in rows:
             measured.rows.append(row)  # on disk at once: a run that is stopped keeps what it has measured
-            written = report.write(measured, arguments.out, f"{report.gpu_stem()}-pretrained-cost", shown)
+            written = report.write(measured, arguments.out, f"{report.gpu_stem()}-{file}", shown)
     except (Inexact, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,7 @@ FLAGS = (
 
 
 class Browser:
-    """One window. Pages are files; a new one is opened without what was stored by the last."""
+    """One window."""
 
     def __init__(self, profile: Path) -> None:
         """profile: an empty folder. Skips the test, saying so, where a program is missing."""
@@ -31,15 +31,15 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = Chrome(options=options, service=ChromeService(driver))  # a path: selenium looks for none
 
-    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Open a page from file://, in a window of so many pixels; a narrow one is a phone's."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Open a file, or an address, in a window of so many pixels; a narrow one is a phone's."""
         self._command("Emulation.setEmulatedMedia", features=[_scheme(dark)])
         self._command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.errors(), self.requests()  # of the page before
         self.driver.get("about:blank")
-        self.driver.get(page.resolve().as_uri())
+        self.driver.get(page if isinstance(page, str) else page.resolve().as_uri())
 
     def js(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)

@@ -19,7 +19,7 @@ ALLOWED = {
     "blocks": {"attention", "memory"},
     "gguf": set(),
     "huggingface": {"attention", "memory", "blocks", "gguf"},
-    "answering": {"huggingface"},
+    "answering": {"blocks", "documents", "huggingface"},
     "models": {"answering", "attention", "memory", "huggingface", "gguf", "config"},
     "extensions": {"attention", "memory", "models", "data", "evaluation", "config"},
     "serving": {"answering", "documents", "huggingface"},

@@ -20,6 +20,7 @@ from landmark.huggingface.families import numbers_per_token
 from landmark.utils.errors import UserError
 
 Progress = Callable[[int, int], None]
+OWN_CHUNK = 512  # tokens that a model with its own cache reads at a time: short rows of scores, short waits
 SHARED = 256  # tokens that are read in a turn while others wait
 
 
@@ -105,7 +106,7 @@ class Answering:
         is read without landmarks.
         """
         if not isinstance(cache, LandmarkCache):
-            return length
+            return min(OWN_CHUNK, length)
         if self._local is not None:
             return min(self._local, length)
         return cache.stops(length, SHARED if self._waiting and self.landmark is None else None)[0]

@@ -18,6 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from landmark.attention.layout import as_autocast, without_autocast
 from landmark.attention.scoring import capped
+from landmark.utils.hardware import has_units
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FEW_ROWS = 32  # for fewer, products gain little
@@ -44,8 +45,9 @@ def attention_forward(
     causal, products in bfloat16 take the place of the flash kernel where they are faster.
     """
     if softcap is None:
-        by_products = not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS and _has_units(q.device.type)
-        if level is not None and by_products and (found := _by_products(q, k, v, scale, level)) is not None:
+        wanted = level is not None and not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS
+        by_products = wanted and has_units(q.device.type) and not _flash_has_units()
+        if by_products and (found := _by_products(q, k, v, scale, level)) is not None:
             return found
         if q.device.type == "cpu" and _FORWARD is not None:
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)
@@ -62,9 +64,9 @@ def attention_forward(
 
 
 @functools.cache
-def _has_units(device: str) -> bool:
-    """Whether it is a CPU that multiplies matrices in bfloat16."""
-    return device == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+def _flash_has_units() -> bool:
+    """Whether PyTorch's flash kernel for CPUs multiplies in bfloat16, too: it does so with AMX alone."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, level: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -105,7 +107,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: flo
     (_, heads, length, dim), before, parts = q.shape, k.shape[2] - q.shape[2], []
     if length < FEW_ROWS or {x.dtype for x in (q, k, v)} != {torch.bfloat16} or v.shape[3] != dim:
         return None
-    if not _has_units(q.device.type):
+    if not has_units(q.device.type):
         return None
     grouped = q.reshape(-1, heads // k.shape[1], length, dim)
     for first in range(0, length, PART):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,6 +65,17 @@ def rotate_by(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
     out[..., :pairs].mul_(cos).addcmul_(second, sin, value=-1)
     out[..., pairs : 2 * pairs].mul_(cos).addcmul_(first, sin)
     return out.to(keys.dtype)
+
+
+class Part(NamedTuple):
+    """Queries at the positions from `start` up to `stop`. is_far: they choose blocks. rotation: by which these are
+    moved; None: they stay where they stand.
+    """
+
+    start: int
+    stop: int
+    is_far: bool
+    rotation: Rotation | None
 
 
 class BlockCache:
@@ -126,7 +137,8 @@ class BlockCache:
                 "1, 0, 0 to k, and 0"
             )
         self.window = -(-window // block_size) * block_size
-        self.block_size, self.dense, self.observer = block_size, dense, observer
+        self.block_size, self.k, self.first = block_size, k, first
+        self.dense, self.observer = dense, observer
         self._config = AttentionConfig(block_size, self.window, k, first)
         self.unrotated_layers = frozenset(unrotated_layers)
         self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
@@ -267,11 +279,11 @@ class BlockCache:
         """Get ready to read one token. Returns what its kernels depend on, of all that is not in the tensors."""
         start, fixed = self.position, list[int]()
         for layer, state in self.layers.items():
-            _, _, is_far, rotation = next(self._parts(layer, start, 1, self._config, state.keys.device.type))
+            part = self.part_at(layer, start, state.keys.device.type)
             state.make_room(self._rounded(start + 1), max(self._expected, start + start // SPARE))
-            if rotation is not None:
-                fixed.append(state.rotated_means(rotation, self._config).data_ptr())
-            fixed += [int(is_far), state.keys.shape[1], *(x.data_ptr() for x in state.tensors)]
+            if part.rotation is not None:
+                fixed.append(state.rotated_means(part.rotation, self._config).data_ptr())
+            fixed += [int(part.is_far), state.keys.shape[1], *(x.data_ptr() for x in state.tensors)]
         for device in {state.keys.device for state in self.layers.values()}:
             if device not in self._positions:
                 self._positions[device] = new_buffer(dtype=torch.int64, device=device)
@@ -292,12 +304,12 @@ class BlockCache:
         state, position = self.layers[layer], self._positions[q.device]
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
         config = replace(self._config, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
-        _, _, is_far, rotation = next(self._parts(layer, self.position, 1, config, q.device.type))
+        part = self.part_at(layer, self.position, q.device.type)
         text = Text(*state.tensors)
-        if rotation is not None:
+        if part.rotation is not None:
             text = text._replace(rotated=state.rotated, factors=self._rope_factors(q.device))
         kernels.store(k, v, text, position, config)
-        chosen = kernels.choose(q, text, position, config) if is_far else None
+        chosen = kernels.choose(q, text, position, config) if part.is_far else None
         out, lse = kernels.read(q, text, position, chosen, config)
         self.took_token()
         return out if sinks is None else sinks.merge(out, (lse * math.log(2)).logsumexp(0).view(q.shape[:3]))[0]
@@ -318,11 +330,8 @@ class BlockCache:
             return self.dense
         return min(DENSE.get(device, DENSE_ELSEWHERE), self._trained or DENSE_ELSEWHERE)
 
-    def _parts(
-        self, layer: int, start: int, length: int, config: AttentionConfig, device: str
-    ) -> Iterator[tuple[int, int, bool, Rotation | None]]:
-        """The chunk in parts of one kind: first position, the one behind the last, whether blocks are chosen, and how
-        keys are moved."""
+    def _parts(self, layer: int, start: int, length: int, config: AttentionConfig, device: str) -> Iterator[Part]:
+        """A chunk in parts, each of which is read in one way."""
         turning = self._known_positions is not None and layer not in self.unrotated_layers
         known = self._known_positions if turning else None
         bounds = [max(self._dense_on(device), config.covered)]
@@ -331,7 +340,11 @@ class BlockCache:
         end = start + length
         for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
             beyond = known is not None and first >= bounds[-1]
-            yield first, stop, first >= bounds[0], self._rotation if beyond else None
+            yield Part(first, stop, first >= bounds[0], self._rotation if beyond else None)
+
+    def part_at(self, layer: int, position: int, device: str) -> Part:
+        """How the query at a position is read, alone."""
+        return next(self._parts(layer, position, 1, self._config, device))
 
     def commit(self) -> None:
         """End the chunk in every layer."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from landmark.memory.settings import MAPPINGS, TIERS, Settings
+from landmark.memory.settings import MAPPINGS, Settings
 from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
 
@@ -34,20 +34,6 @@ class BlockCacheSettings(Settings):
         key="positions.mapping",
         choices=(*MAPPINGS, "auto"),
         about="positions of blocks: true ones, the paper's, or (`auto`) true ones while they fit",
-    )
-    tier: str = setting(
-        "device",
-        key="memory.tier",
-        choices=TIERS,
-        in_identity=False,
-        about="where keys and values are kept: `cpu` is pinned memory, `disk` are files",
-    )
-    folder: str | None = setting(
-        None,
-        key="memory.folder",
-        needs=("tier", ("disk",)),
-        in_identity=False,
-        about="where these files lie (`null`: the system's folder for temporary files)",
     )
 
     def _rules(self) -> list[tuple[str, Any, str]]:

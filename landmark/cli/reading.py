@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -14,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.documents import Document, beside_memory, document_of, joined, read_document
+from landmark.config.schema import MOST_SOURCES
+from landmark.documents import Document, beside_memory, document_of, documents_read, joined, read_document
 from landmark.experiment.jobs import folder_of
-from landmark.experiment.runner import load_trained
+from landmark.experiment.runner import evaluation_device, load_trained
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import progress_bar
 from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
+    from landmark.answering.sources import Source
     from landmark.evaluation.generation import GenerationStatistics
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
@@ -32,8 +36,8 @@ CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before 
 def generate(command: Command) -> None:
     """Print the text on standard output; its reasoning, and then a line of statistics, on standard error."""
     config, inputs = with_document(command.only_config()), command.runner.inputs
-    check_dtype(config)
     folder = folder_of(config, inputs)
+    config = with_dtype(config, folder)
     from landmark.evaluation.generation import GenerationStatistics, generate_text
 
     model, tokenizer = load_trained(config, folder, inputs)
@@ -54,6 +58,8 @@ def generate(command: Command) -> None:
     if saved is not None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
+    if config.generate.sources:
+        _print_sources(statistics.sources)
     print(_summary(statistics), file=sys.stderr)
 
 
@@ -86,20 +92,55 @@ def _typed() -> Document:
     return document_of(sys.stdin.buffer.read(), "-")._replace(name="prompt")
 
 
-def check_dtype(config: Config) -> None:
-    """Raise UserError for a saved memory whose keys are of another type than a model of transformers would compute."""
-    if config.memory.load is None or config.model.name is None:
-        return
+def with_dtype(config: Config, folder: Path) -> Config:
+    """The configuration with `model.dtype` where it is null and the weights are those of a model of transformers.
+
+    Of a saved memory the type in which its text was read; else bfloat16, said in a line, for weights that are saved in
+    half precision where the processor multiplies in bfloat16. folder: of the model. Raises UserError where the memory
+    was read in another type than the one that is given, before the model is loaded.
+    """
+    if config.model.name is None:
+        return config
+    given, read = config.model.dtype, None if config.memory.load is None else _dtype_of_memory(Path(config.memory.load))
+    if given is not None and read not in (None, given):
+        raise UserError(
+            f"memory.load={config.memory.load}: was read in {read}, the model is {given}: leave out model.dtype"
+        )
+    if given is None and read is None and config.model.reading_dtype == "float32" and _is_half(folder):
+        from landmark.utils.hardware import has_units
+
+        if has_units(evaluation_device(config)):
+            print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact, slower", file=sys.stderr)
+            read = "bfloat16"
+    return replace(config, model=replace(config.model, dtype=given or read))
+
+
+def _is_half(folder: Path) -> bool:
+    """Whether a folder's config.json says that its weights are saved in half precision."""
+    config: Any = read_json(folder / "config.json", None, "get the model again")
+    return isinstance(config, dict) and (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
+
+
+def _dtype_of_memory(folder: Path) -> str | None:
+    """The type of a saved memory's keys. None: it is damaged, which loading it says."""
     from safetensors import SafetensorError, safe_open
 
-    folder, wanted = Path(config.memory.load), config.model.dtype or "float32"
-    with suppress(OSError, SafetensorError, StopIteration):  # it is damaged, which loading it says
+    with suppress(OSError, SafetensorError, StopIteration):
         file = next(path for path in sorted(folder.glob("*.safetensors")) if path.name != "windows.safetensors")
         with safe_open(file, "np") as tensors:
             found = {DTYPES.get(tensors.get_slice(name).get_dtype()) for name in tensors.keys()} - {None}  # noqa: SIM118
-        read = next(iter(found - {"float32"} or {"float32"}))  # means of blocks are float32 beside other keys
-        if read != wanted:
-            raise UserError(f"memory.load={folder}: was read in {read}, the model is {wanted}: add model.dtype={read}")
+        return next(iter(found - {"float32"} or {"float32"}))  # means of blocks are float32 beside other keys
+    return None
+
+
+def _print_sources(found: "Sequence[Source]") -> None:
+    """On standard error, as the answer alone is on standard output."""
+    for number, each in enumerate(found, 1):
+        place = ", ".join(filter(None, (each.document, each.place)))
+        print(f"[{number}] {place}, characters {each.start} to {each.end} ({each.share:.0%})", file=sys.stderr)
+        print(textwrap.indent(each.text, "    "), file=sys.stderr)
+    if not found:
+        print("no passage of the text was found", file=sys.stderr)
 
 
 def _summary(statistics: "GenerationStatistics") -> str:
@@ -114,16 +155,22 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 
 def chat(command: Command) -> None:
-    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved."""
+    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved. The
+    line `/sources`, or `/sources 5`, prints the passages behind the last answer.
+    """
     config, inputs = with_document(command.only_config()), command.runner.inputs
-    check_dtype(config)
+    folder = folder_of(config, inputs)
+    config = with_dtype(config, folder)
     if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
-    chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)
+    chat = Conversation(*load_trained(config, folder, inputs), config)
     while (question := _asked()) is not None:
         try:
             check_value("question", question, {})
-            if question.strip():
+            asked = re.fullmatch(r"/sources(?: +(\d+))?", question.strip())
+            if asked:
+                chat.print_sources(int(asked[1] or config.generate.sources or 3))
+            elif question.strip():
                 chat.answer(question.strip())
         except UserError as error:  # the chat goes on, and is saved
             print(error, file=sys.stderr)
@@ -153,7 +200,8 @@ class Conversation:
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
-        self._places = beside_memory(config.prompt_file, config.memory.load)
+        self._places, self._given = beside_memory(config.prompt_file, config.memory.load), config.prompt_file
+        self._loaded = config.memory.load
         if config.memory.load is not None:
             self._load(Path(config.memory.load))
         if config.prompt_file is not None:
@@ -193,6 +241,24 @@ class Conversation:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if self._settings.sources:
+            self.print_sources(self._settings.sources)
+
+    def print_sources(self, most: int) -> None:
+        """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
+        from landmark.answering.answering import Gone
+        from landmark.answering.sources import NULL, sources
+
+        chats, before = self._answering.chats, self._before
+        check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
+        if not self._messages or not before:
+            raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
+        *earlier, asked, _ = self._messages
+        both = ([*earlier, each] for each in (asked, {**asked, "content": NULL}))
+        ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
+        documents = documents_read(chats.decode(before), self._given, self._loaded)
+        with _interruptible() as gone, suppress(Gone):
+            _print_sources(sources(self._answering, self._cache, documents, before, ids, null, most, gone))
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

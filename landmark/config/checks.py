@@ -44,7 +44,7 @@ def _has_scorer(config: Config) -> bool:
 def _can_have_task(config: Config) -> bool:
     if config.eval.task == UNIQUE_BLOCKS and config.model.as_is:
         return False
-    return config.model.kind == "landmark" or not (config.eval.task == UNIQUE_BLOCKS or config.eval.retriever)
+    return config.model.kind == "landmark" or config.eval.task != UNIQUE_BLOCKS
 
 
 def _can_have_strategy(config: Config) -> bool:
@@ -58,7 +58,7 @@ def _is_prompted(config: Config) -> bool:
 
 def _reads_spans(config: Config) -> bool:
     """Whether an evaluation is of a split's text, from which it can take spans."""
-    return not _is_prompted(config) and config.eval.probe is None and config.eval.retriever is None
+    return not _is_prompted(config) and config.eval.probe is None
 
 
 def _asks_pass_keys(config: Config) -> bool:
@@ -72,9 +72,16 @@ def _is_trained_here(config: Config) -> bool:
     return config.run is None or config.task == "train"
 
 
+def _has_sources(config: Config) -> bool:
+    """Whether a model that reads blocks is asked about a text."""
+    about = config.prompt_file is not None or config.memory.load is not None
+    asked = config.task == "chat" or (config.task == "generate" and config.prompt is not None and about)
+    return asked and bool(config.model.as_is) and config.model.kind == "landmark"
+
+
 def _has_seed(config: Config) -> bool:
     is_drawn = config.task in ("generate", "chat") or config.retrieval.scorer == "random"
-    return _is_trained_here(config) or is_drawn or config.eval.retriever is not None
+    return _is_trained_here(config) or is_drawn
 
 
 def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
@@ -116,11 +123,6 @@ READ_BY = (
     Read(("data.needles",), "data=passkey or eval.task=passkey", _asks_pass_keys),
     Read(("tokenizer.vocab_size",), "tokenizer=gpt2", lambda c: c.tokenizer.name == "gpt2"),
     Read(("tokenizer.file",), "tokenizer=gpt2 or pretrained", lambda c: c.tokenizer.name not in ("bytes", "code")),
-    Read(
-        ("retrieval", "memory", "positions.mapping", "cmt.cutoff"),
-        "a text that is read with a memory",
-        lambda config: config.eval.retriever is None or config.task in ("generate", "chat", "inspect"),
-    ),
     *(_of_another(key, *said["needs"]) for key, said in _OF_MEMORY.items() if "needs" in said),
 )
 
@@ -171,6 +173,7 @@ _OF_TASKS = (
     Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
     Read(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
     Read(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
+    Read(("generate.sources",), "model=pretrained, and a prompt about prompt_file or memory.load", _has_sources),
     Read(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 

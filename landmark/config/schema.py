@@ -22,7 +22,7 @@ MOST_REFERENCES = 20  # to other settings: a value of two that have two each, an
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
-RANKERS = ("landmark", "tokens", "bm25", "chance")  # rank the blocks of a split for sentences
+MOST_SOURCES = 20  # passages behind an answer
 UNIQUE_BLOCKS = "unique_blocks"
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = {  # what `task=` chooses, in place of training and evaluating
@@ -200,9 +200,9 @@ class EvalConfig:
     batch_size: int | None = setting(None, least=1)
     prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
     generated: int | None = setting(None, least=1)  # after a prompt; null: as published, else 10
-    # In place of perplexity answers to `prompts` questions, `prompts` segments on which to look back, or the blocks of
-    # `prompts` sentences, ranked; or beside it the distinct blocks that the last chunk but one retrieves.
-    task: str | None = one_of(None, *QUESTIONS, COPY, UNIQUE_BLOCKS, *(f"rank_by_{name}" for name in RANKERS))
+    # In place of perplexity answers to `prompts` questions, or `prompts` segments on which to look back; or beside it
+    # the distinct blocks that the last chunk but one retrieves.
+    task: str | None = one_of(None, *QUESTIONS, COPY, UNIQUE_BLOCKS)
 
     @property
     def question(self) -> str | None:
@@ -213,11 +213,6 @@ class EvalConfig:
     def probe(self) -> str | None:
         """The task that measures whether the model looks back, None without one."""
         return self.task if self.task == COPY else None
-
-    @property
-    def retriever(self) -> str | None:
-        """What ranks the blocks of sentences, one of `RANKERS`; None without such a task."""
-        return (self.task or "").removeprefix("rank_by_") if (self.task or "").startswith("rank_by_") else None
 
 
 @dataclass
@@ -234,6 +229,7 @@ class GenerateConfig:
     min_p: float | None = setting(None, least=0, below=1)
     repetition_penalty: float | None = setting(None, least=0.01, most=100)
     stop: list[str] = field(default_factory=list)  # texts that end it, as end of text does
+    sources: int = setting(0, least=0, most=MOST_SOURCES)  # passages behind the answer that are shown; 0: none
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
 

@@ -27,6 +27,22 @@ class Document(NamedTuple):
         start, label = self.places[number] if number >= 0 else (0, "line")
         return f"{label} {self.text.count(chr(10), start, offset) + 1}" if label.endswith("line") else label
 
+    def parts(self) -> list[tuple[int, "Document"]]:
+        """The documents that were `joined`, each with the character at which its text begins; one alone is itself."""
+        names, rest = list[tuple[int, str]](), list(self.places)
+        while rest:
+            names.append(rest.pop(0))
+            while rest and rest[0][1].startswith(f"{names[-1][1]}, "):
+                rest.pop(0)
+        if len(names) < 2 or ", ".join(name for _, name in names) != self.name:
+            return [(0, self)]
+        found, ends = list[tuple[int, Document]](), [*(start for start, _ in names[1:]), len(self.text)]
+        for (start, name), end in zip(names, ends, strict=True):
+            begin, label = start + len(f"{name}\n\n"), f"{name}, "
+            own = [(at - begin, each.removeprefix(label)) for at, each in self.places if begin <= at < end]
+            found.append((begin, Document(name, self.text[begin:end].rstrip(), tuple(own))))
+        return found
+
 
 def joined(documents: Sequence[Document]) -> Document:
     """One after the other, each begun by a line with its name, which its places have too. One alone stays as it is."""
@@ -62,3 +78,18 @@ def saved_document(folder: str | Path, text: str) -> Document | None:
     content = read_json(file, {"name": str, "length": int, "places": list})
     places = tuple((int(start), str(label)) for start, label in content["places"])
     return Document(content["name"], text[: content["length"]], places)
+
+
+def documents_read(text: str, given: Document | None, loaded: str | Path | None) -> list[tuple[int, Document]]:
+    """What a memory has read, each document with the character at which it begins. text: all of it. given: what was
+    read last. loaded: the folder of the memory that had read what is before.
+    """
+    if loaded is None:
+        return given.parts() if given is not None else []
+    parts = (saved_document(loaded, text) or Document("", text)).parts()
+    if given is None:
+        return parts
+    begin = len(text) - len(given.text)
+    if not parts[-1][1].name:  # that memory does not say where its text has ended
+        parts = [(0, Document("", text[:begin]))]
+    return parts + [(begin + start, document) for start, document in given.parts()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,23 +13,29 @@ from landmark.answering.answer import Answer, Delta
 from landmark.answering.sampling import Sampling
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
-from landmark.documents import beside_memory
+from landmark.documents import beside_memory, documents_read
 from landmark.evaluation.measurement import new_memory
 from landmark.models import LanguageModel
 from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.answering.sources import Source
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass
 class GenerationStatistics:
-    """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end."""
+    """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end.
+    sources: the passages behind the answer.
+    """
 
     tokens_read: int = 0
     seconds_reading: float = 0.0
     tokens_generated: int = 0
     seconds_generating: float = 0.0
     memory: dict[str, Any] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
     def count_token(self) -> None:
@@ -74,6 +80,9 @@ def generate_text(
         reader.read(ids)
     if not statistics.tokens_generated:
         statistics.seconds_reading = time.perf_counter() - statistics.started
+    if config.generate.sources:
+        assert isinstance(reader, _Pretrained)  # a configuration with another model is refused
+        statistics.sources = reader.sources(ids)
     statistics.memory = getattr(memory, "stats", {})
 
 
@@ -130,17 +139,27 @@ class _Pretrained:
         self._answering, self._config = Answering(model.bare, tokenizer.inner, local=config.eval.local), config
         self._memory, self._progress = memory, progress
         self._read = memory.ids[0].tolist() if config.memory.load is not None else []
+        if config.generate.sources:  # a copy of the memory will go on behind the text
+            memory.marks = []
+            memory.settle()
+            memory.add_mark()
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Those of each text; of `prompt`, which is the last one, through the template."""
-        chats, settings, found = self._answering.chats, self._config.generate.template, list[list[int]]()
+        found = list[list[int]]()
         for number, text in enumerate(texts):
             begins, is_prompt = not self._read and not number, self._config.prompt is not None and text is texts[-1]
-            if is_prompt and settings is not None and chats.template:
-                found.append(chats.ids([{"role": "user", "content": text}], begins, settings=settings))
-            else:
-                found.append(self._answering.checked(chats.text_ids(text, begins)))
+            found.append(self._prompt_ids(text, begins) if is_prompt else self._text_ids(text, begins))
         return found
+
+    def _text_ids(self, text: str, begins: bool) -> list[int]:
+        return self._answering.checked(self._answering.chats.text_ids(text, begins))
+
+    def _prompt_ids(self, text: str, begins: bool) -> list[int]:
+        chats, settings = self._answering.chats, self._config.generate.template
+        if settings is None or not chats.template:
+            return self._text_ids(text, begins)
+        return chats.ids([{"role": "user", "content": text}], begins, settings=settings)
 
     def read(self, ids: list[int]) -> None:
         self._answering.read(torch.tensor([ids]), self._memory, progress=self._progress)
@@ -158,6 +177,15 @@ class _Pretrained:
         sampling = sampling_of(self._config, self._answering.model)
         given = answer, sampling, self._config.generate.tokens
         return self._answering.answer([*self._read, *ids], self._memory, *given, progress=self._progress)
+
+    def sources(self, ids: list[int]) -> list[Source]:
+        """The passages behind the answer to these ids, of what was read before."""
+        from landmark.answering.sources import NULL, sources
+
+        config, read = self._config, self._read
+        documents = documents_read(self._answering.chats.decode(read), config.prompt_file, config.memory.load)
+        given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources
+        return sources(self._answering, self._memory, *given)
 
 
 def sampling_of(config: Config, model: Any = None) -> Sampling:

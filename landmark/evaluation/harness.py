@@ -161,7 +161,9 @@ class LandmarkLM(TemplateLM):
         if self.max_length is not None:
             texts = [text[-(self.max_length + 1) :] for text in texts]
         answers: list[Score] = [(0.0, True)] * len(requests)
-        for numbers in alike([len(text) for text in texts], self.batch_size):
+        # Of one length too where the continuations begin: from there on each token chooses its blocks alone.
+        kinds = [(len(text), len(each)) for text, (_, _, each) in zip(texts, requests, strict=True)]
+        for numbers in alike(kinds, self.batch_size):
             inputs = torch.tensor([texts[number][:-1] for number in numbers], device=self.device)
             continuations = [requests[number][2] for number in numbers]
             for number, answer in zip(numbers, self._scores(inputs, continuations), strict=True):

@@ -128,12 +128,6 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         if config.eval.task == "passkey":
             asked["needles"] = config.data.needles
         settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
-    if config.eval.retriever is not None:
-        reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
-        asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
-        asked["query"] = "sentence"
-        shown = {"eval_length": config.eval.length, "local": config.eval.local}
-        return {"run": run, "model": kind, **dtype, **shown, **asked, **reading}
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
     if kind == "landmark":

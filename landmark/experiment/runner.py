@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from landmark.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
-from landmark.utils.hardware import cores, keep_memory
+from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
 from landmark.utils.progress import progress_bar
 from landmark.utils.team import started_together
 from landmark.utils.trust import name_modules
@@ -237,15 +238,9 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype)
-    unit = "tok" if config.eval.retriever is None else " texts"
-    with progress_bar(job.name, unit) as progress:
+    with progress_bar(job.name) as progress:
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
-        if config.eval.retriever is not None:
-            from landmark.evaluation.sentences import evaluate_sentences
-
-            streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
-            return evaluate_sentences(model, streams, tokenizer, config, progress)
         stream = corpus.split(config.eval.split)
         if config.eval.probe is not None:
             results = evaluate_copy(model, stream, config, progress)
@@ -294,6 +289,8 @@ def set_up_processor(config: Config) -> None:
         torch.set_num_threads(config.trainer.threads)
     elif (team := started_together()) is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores() // team.local_size))
+    elif config.task in ("generate", "chat") and (said := leave_busy_cores()):
+        print(said, file=sys.stderr)
     if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
         torch.set_float32_matmul_precision("medium" if _is_onednn_exact() else "highest")
         keep_memory()

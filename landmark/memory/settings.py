@@ -20,7 +20,22 @@ MAPPINGS = ("stingy", "true")
 
 @dataclass(frozen=True, repr=False)
 class Settings:
-    """What all settings of memories have: checks, and how they are shown and saved."""
+    """What all settings of memories have: where it lies, checks, and how they are shown and saved."""
+
+    tier: str = setting(
+        "device",
+        key="memory.tier",
+        choices=TIERS,
+        in_identity=False,
+        about="where keys and values are kept: `cpu` is pinned memory, `disk` are files; results stay the same bits",
+    )
+    folder: str | None = setting(
+        None,
+        key="memory.folder",
+        needs=("tier", ("disk",)),
+        in_identity=False,
+        about="where these files lie (`null`: the system's folder for temporary files)",
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -95,20 +110,6 @@ class MemorySettings(Settings):
     max_blocks: int | None = setting(
         None, key="memory.blocks", about="most blocks of a layer, the oldest are dropped first (`null`: all)"
     )
-    tier: str = setting(
-        "device",
-        key="memory.tier",
-        choices=TIERS,
-        in_identity=False,
-        about="where blocks are kept: `cpu` is pinned memory, `disk` are files; results are the same, bit for bit",
-    )
-    folder: str | None = setting(
-        None,
-        key="memory.folder",
-        needs=("tier", ("disk",)),
-        in_identity=False,
-        about="where these files lie (`null`: the system's folder for temporary files)",
-    )
     cache: int = setting(
         128,
         key="memory.cache",
@@ -151,7 +152,9 @@ class MemorySettings(Settings):
         ranker, grained = self.shown("index" if by_index else "scorer"), self.shown("granularity")
         few = f"is less than retrieval.k={k}"
         alone, together = self.granularity == "per_token_and_head", not self.granularity.startswith("per_token_and_")
+        newest = self.scorer == "recent"
         return [
+            ("granularity", newest and not alone, "the last blocks are the same for all, leave it out"),
             ("max_blocks", blocks is not None and blocks < max(k, 1), few),
             ("rerank", rerank is not None and rerank < k, few),
             ("rerank", rerank is not None and not by_score, f"looks again at the best blocks, and {ranker} has none"),

@@ -74,12 +74,6 @@ def bound_of_accuracy(bound: str, sign: int) -> Reducer:
     return reduce
 
 
-def rank_of(source: Source) -> float | None:
-    """Median over the texts of all seeds."""
-    ranks = [rank for seed in source.results("ranks") for rank in seed or []]
-    return statistics.median(ranks) if ranks else None
-
-
 def off_device(reduce: Reducer) -> Reducer:
     """Only of rows whose blocks were kept on another tier than the device."""
     return lambda source: None if None in source.results("memory", "cache_hits") else reduce(source)
@@ -180,7 +174,7 @@ def _megabytes(form: str) -> Any:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: a perplexity, a probe, accuracy, or ranks of texts."""
+    """One row: a perplexity, a probe, or accuracy."""
 
     name: str = column(lambda row: row.name, "row")
     model: str = column(setting("model"), "model")
@@ -208,12 +202,11 @@ class TableRow:
     first_copy_spread: float | None = column(spread_of("first_copy"))
     second_copy: float | None = _copy("second")
     second_copy_spread: float | None = column(spread_of("second_copy"))
-    # Prompts answered, or sentences with a block among the first ten, with the 95 % interval.
+    # Prompts answered, with the 95 % interval.
     accuracy: float | None = column(mean("accuracy"), "accuracy", _accuracy, group=3)
     accuracy_low: float | None = column(bound_of_accuracy("accuracy_low", -1))
     accuracy_high: float | None = column(bound_of_accuracy("accuracy_high", 1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
-    median_rank: float | None = column(rank_of, "median rank", ",.0f", group=3)
     # Of a chunk, mean over layers and samples.
     distinct_blocks: float | None = column(mean("retrieval", "distinct_blocks"), "distinct blocks", ".1f", group=3)
     # Keys and values to move to the device for a chunk, all layers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_named
+from landmark.utils.hardware import leave_busy_cores
 
 DTYPES = "auto", "float32", "bfloat16", "float16"
 STOPPED = 10  # seconds after Ctrl-C in which running answers end: that of one step of the model
@@ -50,6 +52,8 @@ def main() -> None:
         from landmark.huggingface import load
 
         model, tokenizer = load(given.model, device_map=given.device, dtype=given.dtype)
+        if said := leave_busy_cores():
+            print(said, file=sys.stderr)
         app = make_app(model, tokenizer, settings, given.model)
     except UserError as error:
         parser.exit(2, f"{error}\n")

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,13 +17,15 @@ from starlette.middleware.cors import CORSMiddleware
 
 from landmark.answering.answering import Gone
 from landmark.documents import document_of
-from landmark.serving import responses
+from landmark.serving import page, responses
 from landmark.serving.memories import Failed, Full, Missing, ServerSettings
+from landmark.serving.openai_responses import Asking, Responded
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.service import SILENCE, Reading, Service
 from landmark.utils.errors import UserError
 
-OPEN = "/health", "/docs", "/openapi.json"  # for everybody
+OPEN = "/health", "/docs", "/openapi.json", *page.FILES  # for everybody
+PART = 1 << 16  # most characters of a document's text in a response
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
@@ -46,6 +48,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     answer_errors(app)
     app.include_router(routes)
+    app.include_router(page.routes)
     return app
 
 
@@ -84,7 +87,8 @@ async def retrieve_model(asked: str, service: Serving) -> dict[str, Any]:
 
 
 def _described(service: Service) -> dict[str, Any]:
-    return {"id": service.names[0], "object": "model", "created": 0, "owned_by": "landmark"}
+    described = {"id": service.names[0], "object": "model", "created": 0, "owned_by": "landmark"}
+    return described | {"sources": service.finds_sources}
 
 
 @routes.post("/v1/completions")
@@ -99,11 +103,18 @@ async def chat_completions(asked: Chat, service: Serving, client: Client, reques
     return await _complete(asked, service, client, request)
 
 
+@routes.post("/v1/responses")
+async def respond(asked: Asking, service: Serving, client: Client, request: Request) -> Any:
+    """The answer to messages, in OpenAI's newer form."""
+    return await _complete(asked, service, client, request)
+
+
 async def _complete(asked: Asked, service: Service, client: str, request: Request) -> Any:
     reading = service.reading("a prompt")
 
     def complete() -> Any:
         response = service.complete(asked, client, reading)
+        response = Responded(response, asked) if isinstance(asked, Asking) else response
         if not asked.stream:
             return response.whole()
         events = response.events(bool((asked.stream_options or {}).get("include_usage")))
@@ -117,9 +128,9 @@ async def put_document(name: str, service: Serving, client: Client, request: Req
     """The body is the file itself, text or one of `landmark.documents`; the document has the name that is given.
     stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
     """
-    text = (await run_in_threadpool(document_of, await request.body(), name)).text
+    document = await run_in_threadpool(document_of, await request.body(), name)
     reading = service.reading(f"document {name}")
-    add = lambda: service.add_document(client, name, text, reading)  # noqa: E731
+    add = lambda: service.add_document(client, name, document, reading)  # noqa: E731
     if stream:
         return Stream(reading, responses.events_of(add), is_document=True)
     return await while_connected(request, reading, add)
@@ -130,6 +141,17 @@ def list_documents(service: Serving, client: Client) -> dict[str, Any]:
     """The documents of the request's key."""
     found = service.memories.list(client).items()
     return {"object": "list", "data": [{"id": id, "object": "document", "tokens": tokens} for id, tokens in found]}
+
+
+@routes.get("/v1/documents/{name}/text")
+def document_text(
+    name: str, service: Serving, client: Client, start: Annotated[int, Query(ge=0)] = 0, end: int | None = None
+) -> dict[str, Any]:
+    """The characters of a document's text from start to end, of which a response has at most 65,536."""
+    text = service.document_text(client, name)
+    end = min(len(text), start + PART, len(text) if end is None else end)
+    part = {"start": min(start, end), "end": end, "length": len(text), "text": text[start:end]}
+    return {"id": name, "object": "document.text", **part}
 
 
 @routes.delete("/v1/documents/{name}")
@@ -154,7 +176,7 @@ class Stream(StreamingResponse):
     async def _with_signs_of_life(self) -> AsyncIterator[str]:
         while True:
             self._next = following = asyncio.ensure_future(run_in_threadpool(next, self._events, None))
-            while not (await asyncio.wait({following}, timeout=SILENCE))[0]:
+            while not (await asyncio.wait({following}, timeout=min(SILENCE, 1) if self._is_document else SILENCE))[0]:
                 yield responses.progress(self._reading.read, self._reading.tokens, self._is_document)
             if (event := following.result()) is None:
                 return
@@ -263,7 +285,7 @@ class Guard:
 
     @property
     def _too_large(self) -> str:
-        return f"the request has more than {self._most:,} bytes"
+        return f"the request has more than {self._most:,} bytes: the server's --body allows no more"
 
     def _counted(self, receive: Any) -> Any:
         """What receives a body, up to so many bytes."""

@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
+from landmark.documents import Document, saved_document
 from landmark.utils.errors import UserError
 from landmark.utils.setting import check_field, setting
 
@@ -105,6 +106,10 @@ class Memories:
 
         return self._read(key, name, load)
 
+    def document(self, key: str, name: str, text: str) -> Document:
+        """What was read, with its places. text: of its ids. Raises as `ids`."""
+        return self._read(key, name, lambda folder: saved_document(folder, text) or Document(name, text))
+
     def _read(self, key: str, name: str, read: Callable[[Path], T]) -> T:
         """The result for the newest folder of a document, which another may replace or delete meanwhile."""
         folder = self._folder(key, name)
@@ -138,14 +143,16 @@ class Memories:
         if used + more > self._settings.disk:
             raise Full(f"{used:,} bytes of documents: there is no room for {more:,} more; delete some")
 
-    def save(self, key: str, name: str, cache: LandmarkCache) -> None:
-        """Replace a document, or add it. cache: has read it. Raises Full or Failed, and changes nothing then."""
+    def save(self, key: str, name: str, cache: LandmarkCache, others: Mapping[str, bytes] | None = None) -> None:
+        """Replace a document, or add it. cache: has read it. others: as of `LandmarkCache.save`. Raises Full or Failed,
+        and changes nothing then.
+        """
         folder = self._folder(key, name)
         with self._writing, _one_line(f"document {name}"):
             self.check_room(key, name, cache.nbytes)
             newest = _newest(folder)
             try:
-                cache.save(folder / str(1 if newest is None else int(newest.name) + 1))
+                cache.save(folder / str(1 if newest is None else int(newest.name) + 1), others)
             finally:
                 _remove_left_over(folder)
                 self._count(folder)

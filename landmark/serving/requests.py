@@ -48,7 +48,8 @@ class _Body(BaseModel):
     def _null_is_the_default(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name in sorted(map(str, given.keys() - cls.model_fields.keys() - NEUTRAL.keys() - _ignored)):
+        known = {each.alias or name for name, each in cls.model_fields.items()}
+        for name in sorted(map(str, given.keys() - known - NEUTRAL.keys() - _ignored)):
             _ignored.add(name)
             LOG.warning("the field %s of a request is not known here and is ignored", ascii(name)[1:-1])
         return {name: x for name, x in given.items() if x is not None}
@@ -78,6 +79,7 @@ class Asked(_Body):
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None
+    sources: int = Field(0, ge=0, le=20, description="most passages of the document that come with the answer")
 
     @model_validator(mode="before")
     @classmethod
@@ -91,6 +93,8 @@ class Asked(_Body):
     def _fits_together(self) -> Asked:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for a streamed answer: set stream")
+        if self.sources and self.document is None:
+            raise ValueError("sources are passages of a document: name one")
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
         return self
@@ -103,6 +107,10 @@ class Asked(_Body):
         given = {name: getattr(self, name) for name in names}
         return Sampling.of_model(generation_config, **given, top_k=top_k, seed=seed)
 
+    def with_question(self, text: str) -> Asked:
+        """The same request with another prompt, or another text of the user's last message."""
+        raise NotImplementedError
+
     @property
     def most(self) -> int | None:
         """Most tokens of the answer; None: as many as the server allows."""
@@ -114,6 +122,9 @@ class Completion(Asked):
     """The body of /v1/completions. prompt: a text or ids; several prompts are several requests."""
 
     prompt: Text | list[int]
+
+    def with_question(self, text: str) -> Completion:
+        return self.model_copy(update={"prompt": text})
 
 
 class TextPart(_Body):
@@ -162,3 +173,9 @@ class Chat(Asked):
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise ValueError("continue_final_message: the last message is no assistant's")
         return self
+
+    def with_question(self, text: str) -> Chat:
+        messages = list(self.messages)
+        last = next((at for at, each in [*enumerate(messages)][::-1] if each.role == "user"), len(messages) - 1)
+        messages[last] = messages[last].model_copy(update={"content": text})
+        return self.model_copy(update={"messages": messages})

@@ -18,8 +18,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Response:
-    """The response to a request, whole or as server-sent events. answer, counts: are filled while `deltas` are read,
-    counts with the tokens of the prompt, all and known. head: what it has besides.
+    """The response to a request, whole or as server-sent events. answer, counts, sources: are filled while `deltas` are
+    read, counts with the tokens of the prompt, all and known; sources is None where none are wanted. head: what it has
+    besides.
     """
 
     deltas: Generator[Delta]
@@ -27,6 +28,7 @@ class Response:
     counts: list[int]
     head: dict[str, Any]
     is_chat: bool
+    sources: list[dict[str, Any]] | None = None
 
     def whole(self) -> dict[str, Any]:
         """The answer."""
@@ -35,6 +37,7 @@ class Response:
         whole = self.answer
         message = {**_message(whole.text, whole.reasoning), "refusal": None}
         choice = _choice(self.answer.finish) | ({"message": message} if self.is_chat else {"text": whole.text})
+        choice |= {} if self.sources is None else {"sources": self.sources}
         name = "chat.completion" if self.is_chat else "text_completion"
         return {**self.head, "object": name, "choices": [choice], "usage": self.usage()}
 
@@ -55,6 +58,9 @@ class Response:
                 yield "".join(_data({**head, "choices": [choice]}) for choice in choices)
             if with_usage:
                 yield _data({**head, "choices": [], "usage": self.usage()})
+            if self.sources is not None:
+                said = {"delta": {}} if self.is_chat else {"text": ""}
+                yield _data({**head, "choices": [_choice(None) | said | {"sources": self.sources}]})
         except Exception as raised:
             yield _failed(raised)
         yield "data: [DONE]\n\n"
@@ -77,11 +83,16 @@ def events_of(work: Callable[[], dict[str, Any]]) -> Generator[str]:
 
 def _failed(raised: Exception) -> str:
     """The event of an error."""
+    return _data(error_of(raised))
+
+
+def error_of(raised: Exception) -> dict[str, Any]:
+    """What a client is told of an error in a stream; the log has the rest."""
     if isinstance(raised, Gone):
-        return _data(error(STOPS, "server_error"))
+        return error(STOPS, "server_error")
     if not isinstance(raised, UserError):
         LOG.error("a stream failed", exc_info=raised)
-    return _data(error(str(raised) if isinstance(raised, UserError) else "the server failed", "server_error"))
+    return error(str(raised) if isinstance(raised, UserError) else "the server failed", "server_error")
 
 
 def progress(read: int, tokens: int, is_document: bool) -> str:

@@ -8,6 +8,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -15,9 +16,12 @@ import torch
 
 from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
+from landmark.answering.sources import NULL, check_sources, sources
+from landmark.documents import Document, beside_memory
 from landmark.serving.memories import Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.responses import Response
+from landmark.utils.errors import UserError
 
 LOG = logging.getLogger(__name__)
 SILENCE = 5.0  # seconds without a sign of life, in a stream and in the log
@@ -49,6 +53,14 @@ class Service:
         self.stopped, self._requests = False, weakref.WeakSet[threading.Event]()
         self._recommended = model.generation_config if settings.defaults == "model" else None
 
+    @property
+    def finds_sources(self) -> bool:
+        """Whether a request may ask for `sources`."""
+        with suppress(UserError):
+            check_sources(self.answering.model)
+            return True
+        return False
+
     def reading(self, what: str) -> Reading:
         """For a request. what: the text, in the log."""
         gone = threading.Event()
@@ -76,6 +88,12 @@ class Service:
         ids, sampling = [*document, *self._prompt(asked, not document)], asked.sampling(self._recommended)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
+        found = list[dict[str, Any]]() if asked.sources else None
+        read, null = list[tuple[int, Document]](), list[int]()
+        if asked.sources:
+            check_sources(self.answering.model)
+            read = self.memories.document(client, str(asked.document), self.answering.chats.decode(document)).parts()
+            null = self._prompt(asked.with_question(NULL), begins=False)
 
         def deltas() -> Generator[Delta]:
             if asked.document is not None and not prefixes.has(document, client):
@@ -84,10 +102,13 @@ class Service:
                 counts.extend((len(ids), cache.get_seq_length()))
                 most = min(asked.most or self.settings.tokens, self.settings.tokens)
                 yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
+                if found is not None:
+                    given = document, ids[len(document) :], null, asked.sources, reading.gone
+                    found.extend(each._asdict() for each in sources(self.answering, cache, read, *given))
 
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
-        return Response(deltas(), answer, counts, head, is_chat)
+        return Response(deltas(), answer, counts, head, is_chat, found)
 
     def _prompt(self, asked: Asked, begins: bool) -> list[int]:
         """The ids of the prompt. begins: no document comes before it."""
@@ -97,12 +118,17 @@ class Service:
         messages, goes_on = [message.as_dict() for message in asked.messages], asked.continue_final_message
         return self.answering.chats.ids(messages, begins, goes_on, asked.chat_template_kwargs)
 
-    def add_document(self, client: str, name: str, text: str, reading: Reading) -> dict[str, Any]:
+    def add_document(self, client: str, name: str, document: Document, reading: Reading) -> dict[str, Any]:
         """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""
-        ids = self.answering.checked(self.answering.chats.text_ids(text))
+        ids = self.answering.checked(self.answering.chats.text_ids(document.text))
         self.memories.check_room(client, name, self.answering.bytes_of(len(ids)))
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
+            reading(0, rest.shape[1])
             self.answering.read(rest, cache, reading.gone, reading)
-            self.memories.save(client, name, cache)
+            self.memories.save(client, name, cache, beside_memory(document, None))
         return {"id": name, "object": "document", "tokens": len(ids)}
+
+    def document_text(self, client: str, name: str) -> str:
+        """The text that a document was read from, as its tokens have it. Raises Missing and Failed."""
+        return self.answering.chats.decode(self.memories.ids(client, name))

@@ -262,8 +262,8 @@ def _check_size(path: Path, remedy: str) -> None:
             wanted = 8 + length + max(ends, default=0)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return  # what is damaged so has another hash
-        if size != wanted:
-            raise UserError(f"{path} is {size} bytes long, not {wanted}: {remedy}")
+        if size > wanted:
+            raise UserError(f"{path} is damaged, {size} bytes long, not {wanted}: {remedy}")
     elif path.suffix == ".json" and path.is_file() and path.stat().st_size > MOST_JSON:
         raise UserError(f"{path} has more than {MOST_JSON:,} bytes: {remedy}")
 

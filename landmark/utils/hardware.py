@@ -1,4 +1,4 @@
-"""This machine: processor, cores, GPUs, and the peak memory of a phase of the program. Loads no torch."""
+"""This machine: processor, cores, GPUs, and the peak memory of a phase of the program. Loading it loads no torch."""
 
 import contextlib
 import ctypes
@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,48 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _seconds_of_others() -> float:
+    """Processor seconds that other programs have had on the cores of this one, since the machine started."""
+    ticks, own = 0, time.process_time()
+    with contextlib.suppress(OSError, ValueError):
+        names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        for name, *times in (line.split() for line in Path("/proc/stat").read_text().splitlines()):
+            if name in names:
+                user, nice, system, _, _, *interrupts = map(int, times[:7])
+                ticks += user + nice + system + sum(interrupts)
+    return ticks / os.sysconf("SC_CLK_TCK") - own
+
+
+_started = time.monotonic(), _seconds_of_others() if sys.platform == "linux" else 0.0
+
+
+def leave_busy_cores() -> str | None:
+    """Let torch compute on as many cores as others have left free since this program started, and return a line about
+    it; None: all are free, or `OMP_NUM_THREADS` says how many. Threads that share a core with another program wait for
+    each other: with one of two cores busy, two threads read a book six times slower than one.
+    """
+    torch, passed = sys.modules["torch"], time.monotonic() - _started[0]
+    if sys.platform != "linux" or "OMP_NUM_THREADS" in os.environ or passed < 1:
+        return None
+    busy = (_seconds_of_others() - _started[1]) / passed
+    if (free := max(1, cores() - round(busy))) >= torch.get_num_threads():
+        return None
+    torch.set_num_threads(free)
+    return f"other programs keep {busy:.1f} of {cores()} cores busy: reading with trainer.threads={free}"
+
+
 def count_gpus() -> int:
     """GPUs of this machine."""
     return len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()])
+
+
+@cache
+def has_units(device: str) -> bool:
+    """Whether a device is a CPU that multiplies matrices in bfloat16, if oneDNN may (`ONEDNN_MAX_CPU_ISA`)."""
+    import torch
+
+    units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device == "cpu" and units and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def reset_peak_memory() -> None:

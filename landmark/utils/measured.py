@@ -5,7 +5,7 @@ from typing import Any
 
 TEXT = "text"
 _BY_RESULT = {
-    "accuracy": "answers",  # to prompts, and sentences that are found
+    "accuracy": "answers",  # to prompts
     "second_copy": "copies",  # the probe `copy`
 }
 KINDS = (TEXT, *_BY_RESULT.values(), "hidden")

@@ -261,7 +261,7 @@ def test_no_weights_are_written_out():
 @pytest.mark.parametrize(("before", "window"), [(0, 9), (8, 9), (20, 9), (3, 100)])
 def test_a_window_in_bfloat16(before, window, monkeypatch):
     """Against float64, in parts, whatever the processor has units for."""
-    monkeypatch.setattr(attention.plain, "_has_units", lambda device: True)
+    monkeypatch.setattr(attention.plain, "has_units", lambda device: True)
     monkeypatch.setattr(attention.plain, "PART", 16)
     q, k, v = (
         torch.randn(2, heads, count, 8).bfloat16() for heads, count in ((4, 40), (2, 40 + before), (2, 40 + before))

@@ -1,7 +1,6 @@
 """The benchmark suite runs, writes the rows it prints, and times only exact implementations."""
 
 import csv
-import json
 import math
 import subprocess
 import sys
@@ -106,8 +105,8 @@ def test_what_is_not_exact_is_not_timed(monkeypatch, tmp_path, capsys):
 
 
 def test_a_part_in_its_own_process_reports_as_here(quick):
-    report = parts.in_own_process("context_miss", Options(quick=True), 0.0)
-    measured = [row["measured"] for row in read_rows(quick[1]) if row["part"] == "context_miss"]
+    report = parts.in_own_process("training", Options(quick=True), 0.0)
+    measured = [row["measured"] for row in read_rows(quick[1]) if row["part"] == "training"]
     assert {row.measured for row in report.rows} == set(measured)
 
 
@@ -154,22 +153,17 @@ def test_a_pretrained_model_is_measured_beside_its_own_cache(tmp_path):
     assert str(tmp_path) not in rows[0]["command"].partition("--out")[0]
 
 
-def test_prompts_know_where_their_question_begins_and_with_all_keys_the_answer_is_that_of_generate(tmp_path):
-    """The prompts that are read after keys were evicted, and the answers where none is: kvpress is not there."""
-    pytest.importorskip("transformers")
-    from benchmarks import evicted_keys
-    from tests.huggingface.conftest import make_model, make_tokenizer
+def test_a_file_beside_another_engine(tmp_path, monkeypatch):
+    """llama.cpp is another process of ours here, since it takes an hour to build."""
+    pytest.importorskip("gguf")
+    from benchmarks import engines, pretrained_cost
+    from tests.gguf.writing import make_model, write
 
-    model, tokenizer = make_model("gemma3"), make_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    evicted_keys.write_prompts(str(tmp_path), tmp_path / "prompts.json", 700, 2)
-    for prompt in json.loads((tmp_path / "prompts.json").read_text()):
-        assert len(prompt["ids"]) <= 700
-        assert tokenizer.decode(prompt["ids"][prompt["question"] :]).lstrip().startswith(evicted_keys.QUESTION)
-        assert prompt["answer"] in tokenizer.decode(prompt["ids"])
-    ids = torch.arange(1, 91)[None] * 7 % 200
-    found = model.generate(ids, max_new_tokens=evicted_keys.GENERATED, do_sample=False, eos_token_id=None)
-    expected = tokenizer.decode(found[0, 90:].tolist())
-    prompt = {"ids": ids[0].tolist(), "question": 80, "answer": expected}
-    for within in (False, True):
-        assert evicted_keys.answers(model, tokenizer, prompt, None, within) == (expected, True)
+    write(file := tmp_path / "small.gguf", "llama", make_model("llama"))
+    monkeypatch.setattr(engines, "TOKENS", 2)
+    found = engines.measure(engines.BLOCKS, str(file), [20, 40], [3] * 60)
+    assert [*found] == ["first token", "reading 20", "generating 20", "reading 40", "generating 40", "peak"]
+    assert all(value > 0 for value in found.values())
+    monkeypatch.setattr(pretrained_cost.engines, "LLAMA", "another")
+    with pytest.raises(pretrained_cost.UserError, match="another ended with exit status 2"):
+        list(pretrained_cost.beside_llama(str(file), [20], [3] * 40, 1, print))

@@ -1,6 +1,7 @@
 """`task=chat`, and questions through a model's template: answers alone on standard output, nothing is read twice."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -10,11 +11,12 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 
 from landmark.answering.answering import Answering
 from landmark.cli import reading
-from landmark.documents import Document, saved_document
+from landmark.documents import Document, read_document, saved_document
 from landmark.huggingface import LandmarkModel, wrap
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
+from tests.documents.files import pdf
 from tests.huggingface.conftest import make_model
 from tests.workplace import run_task
 
@@ -183,11 +185,58 @@ def test_an_answer_ends_and_is_drawn_as_the_models_generation_config_says(ask):
 
 
 @pytest.mark.parametrize("task", ["chat", "generate"])
-def test_a_memory_of_another_type_is_refused_before_the_model_is_loaded(ask, monkeypatch, task):
+def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch, task):
+    """And refused with another one, before the model is loaded."""
     kept = ask.folder / "kept"
     ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", "model.dtype=bfloat16")
     loaded = f"task={task}", f"memory.load={kept}", *(["prompt=Who?"] if task == "generate" else [])
-    assert ask(*loaded, "model.dtype=bfloat16", questions="Who?\n")[0].strip()
+    answers = [ask(*loaded, *given, questions="Who?\n")[0] for given in ((), ("model.dtype=bfloat16",))]
+    assert answers[0].strip()
+    assert answers[0] == answers[1]
     monkeypatch.setattr(reading, "load_trained", None)
-    with pytest.raises(UserError, match="was read in bfloat16, the model is float32: add model.dtype=bfloat16$"):
-        ask(*loaded, questions="Who?\n")
+    with pytest.raises(UserError, match="was read in bfloat16, the model is float32: leave out model.dtype$"):
+        ask(*loaded, "model.dtype=float32", questions="Who?\n")
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_units(ask, monkeypatch, has_units):
+    config = ask.folder / "model" / "config.json"
+    write_json(config, {**read_json(config), "dtype": "bfloat16"})
+    monkeypatch.setattr("landmark.utils.hardware.has_units", lambda device: has_units)
+    kept = ask.folder / "kept"
+    told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
+    assert ("model.dtype=float32 is exact, slower" in told) == has_units
+    assert reading._dtype_of_memory(kept) == ("bfloat16" if has_units else "float32")
+
+
+def test_sources_are_passages_of_the_files_with_their_places(ask):
+    """Of two files, of a saved memory of them, of a chat, and with another file behind it."""
+    pages = "Herons wait here. " * 3, "The zebra sleeps in Quito.", "It is late. " * 9
+    (ask.folder / "lake.pdf").write_bytes(pdf(*pages))
+    (ask.folder / "late.txt").write_text("Nobody came.\n\nThe okapi eats in Lima.\n" + "Nobody came.\n" * 9)
+    files = f"prompt_file=[{ask.folder / 'lake.pdf'},{ask.folder / 'book.txt'}]"
+    common, kept = "model.block_size=24", ask.folder / "kept"
+    named = r"\[1\] lake.pdf, page 2, characters (\d+) to (\d+) "
+    question = "prompt=Where sleeps the zebra?"
+    out, err = ask("task=generate", question, files, common, "generate.sources=2", f"memory.save={kept}")
+    start, end = map(int, re.search(named, err).groups())
+    text = read_document(ask.folder / "lake.pdf").text
+    assert text[start:end] == "The zebra sleeps in Quito."
+    assert "%)\n    The zebra sleeps in Quito.\n" in err
+    loaded = f"memory.load={kept}"
+    again, said_again = ask("task=generate", question, loaded, common, "generate.sources=1")
+    assert again == out == ask("task=generate", question, loaded, common)[0]
+    assert f"[1] lake.pdf, page 2, characters {start} to {end} " in said_again
+    both = loaded, f"prompt_file={ask.folder / 'late.txt'}"
+    _, err = ask("task=generate", "prompt=Where eats the okapi?", *both, common, "generate.sources=1")
+    assert "[1] late.txt, line 3, characters 14 to 37 " in err
+    talk = "/sources\nWhere sleeps the zebra?\n/sources 1\n/sources 99\nWho?\n"
+    out, err = ask("task=chat", loaded, common, questions=talk)
+    assert [len(answer) for answer in out.splitlines()] == [5, 5]
+    assert "/sources: the passages behind an answer" in err
+    assert err.count("] ") == 1
+    assert re.search(named, err).groups() == (str(start), str(end))
+    assert "/sources=99: must be at least 1 and at most 20" in err
+    for kind, given in (("pretrained", []), ("pretrained_base", [files])):
+        with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and a prompt about prompt_file"):
+            ask("task=generate", "prompt=Who?", *given, "generate.sources=2", kind=kind)

@@ -24,7 +24,6 @@ model=landmark cmt=on
 data=passkey model=landmark eval.length=300
 model=landmark eval.task=copy eval.length=300
 model=landmark eval.task=vt
-model=landmark eval.task=rank_by_landmark
 model=landmark model.masked=true
 model=pretrained model.name=x
 model=pretrained_base model.name=x

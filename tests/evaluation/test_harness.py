@@ -91,6 +91,14 @@ def test_batches_do_not_matter(name, opened):
     assert [greedy for _, greedy in one] == [greedy for _, greedy in many]
 
 
+def test_texts_of_one_length_are_apart_where_their_continuations_begin_elsewhere(opened):
+    """From a continuation on each token chooses its blocks alone."""
+    text = 12 * LINE
+    asked = requests("loglikelihood", (text[:-8], text[-8:]), (text[:-200], text[-200:]))
+    one, many = (opened("without", batch_size=size, dense=0, k=3).loglikelihood(asked) for size in (1, 8))
+    assert [score for score, _ in one] == pytest.approx([score for score, _ in many], rel=1e-6)
+
+
 @pytest.mark.parametrize("k", [1, 100])
 def test_a_model_with_landmarks_is_read_with_its_memory(opened, k):
     model = opened("own", local=20, k=k)

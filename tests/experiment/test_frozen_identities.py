@@ -29,7 +29,6 @@ PAPERS = {  # of the sizes and experiments as they were when these identities we
     ("figure5_unique_blocks", "per_head", "nano"): ("43fa399889", "2d895bcbc4"),
     ("figure6_positional_jumps", "standard-true_2048", "nano"): ("43fa399889", "fde3b2ee6e"),
     ("ablation_retrieval", "full_4096", "nano"): ("3c06348a4f", "9ad314046b"),
-    ("retriever", "sentence-chance", "nano"): ("43fa399889", "964d9243aa"),
     ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
 }
 SIZES = {

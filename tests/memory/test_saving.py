@@ -262,7 +262,11 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
         (changed(link), {}, "which is not in it"),
         (changed(lose_landmarks), {}, "layer-1.safetensors is missing or damaged .*landmarks"),
         (cut_end, {}, r"memory\.sha256 is damaged, its last line is cut: save the memory again"),
-        (grow("layer-1.safetensors"), {}, r"1\.safetensors is 1099511627776 bytes long, not \d+: save the memory"),
+        (
+            grow("layer-1.safetensors"),
+            {},
+            r"1\.safetensors is damaged, 1099511627776 bytes long, not \d+: save",
+        ),
         (grow("memory.json"), {}, r"memory\.json .*: save the memory again"),
     ],
 )
@@ -313,7 +317,7 @@ def test_a_file_that_is_mapped_has_its_room_before(tmp_path):
     with mock.patch.object(os, "posix_fallocate", side_effect=lambda *given: folders.append(given[2])):
         memory.attend(0, x, x, x, Scoring())
     assert folders[-1] >= memory.layers[0].keys.nbytes
-    with pytest.raises(UserError, match="memory.folder=/proc: cannot make a file there"):
+    with pytest.raises(UserError, match="memory.folder=/proc: cannot write a file there"):
         BlockCache(8, 4, window=16, tier="disk", folder="/proc").attend(0, x, x, x, Scoring())
 
 

@@ -29,7 +29,6 @@ SHOWN = {
     "table1_pg19": ("rows", ["Perplexity", "Perplexity against plain_512"], "perplexity"),
     "ablation_retrieval": ("lines", ["Perplexity", "Difference at the same length"], "perplexity"),
     "figure3_passkey": ("lines", ["Prompts answered"], "accuracy"),
-    "retriever": ("rows", ["Prompts answered"], "accuracy"),
     "ruler": ("tasks", ["niah_single_1", "niah_multikey_2"], "accuracy"),
     "figure5_unique_blocks": ("unique_blocks", ["Distinct blocks of a chunk"], "distinct blocks"),
 }

@@ -15,6 +15,7 @@ pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 import openai
 import uvicorn
 
+from landmark.serving import app, service
 from landmark.serving.app import make_app
 from landmark.serving.memories import ServerSettings
 from tests.forked import free_port
@@ -79,6 +80,21 @@ def server(model, tokenizer, tmp_path_factory):
 @pytest.fixture
 def http(server):
     return server.http()
+
+
+@pytest.fixture
+def slow(model, monkeypatch):
+    """A model that takes 0.1 s for each part of a text."""
+    forward = type(model).forward
+
+    def wait(self, *given, **named):
+        time.sleep(0.1)
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(app, "SILENCE", 0.25)
+    monkeypatch.setattr(service, "SILENCE", 0.25)
+    return model
 
 
 @torch.no_grad()

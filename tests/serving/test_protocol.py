@@ -14,6 +14,7 @@ import torch
 from landmark.answering import templates
 from landmark.huggingface import LandmarkCache, wrap
 from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
+from tests.documents.files import pdf
 from tests.huggingface.conftest import FREE, SETTINGS, make_model
 from tests.serving.conftest import KEYS, Server
 
@@ -102,6 +103,8 @@ def talk(**given):
         (*text(max_tokens=0), "max_tokens: 0 is less than 1"),
         *((*text(max_tokens=count), "max_tokens: Input should be a valid integer") for count in (1e9, True)),
         (*text(seed=2**70), "seed"),
+        (*text(sources=3), "sources are passages of a document: name one"),
+        (*text(sources=21, document="book"), "sources: Input should be less than or equal to 20"),
         (*text(stream_options={"include_usage": True}), "stream_options is for a streamed answer"),
         (*text(logit_bias={"5": 1}), f"logit_bias: {CANNOT}"),
         (*talk(tools=[{"type": "function"}]), f"tools: {CANNOT}"),
@@ -288,6 +291,43 @@ def test_reasoning_is_apart_from_the_answer(tmp_path):
         parts = [part.choices[0].delta for part in chat.create(**asked, extra_body=thinks, stream=True)]
         streamed = "".join(getattr(part, "reasoning_content", None) or "" for part in parts)
         assert streamed == thought.choices[0].message.reasoning_content
+
+
+def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
+    """Also after a restart, and of a PDF. A model with landmarks finds none, and says so before it answers."""
+    pages = "Herons wait here.", "The zebra sleeps in Quito.", "Nobody else is there."
+    model, tokenizer = make(block_size=24, landmarks="none", memory={"k": 3, "window": 7})
+    asked = {"document": "book", "messages": [user("Who? "), said("ab"), user("Where sleeps the zebra?")], "sources": 2}
+    asked |= {"max_tokens": 4, "temperature": 0}
+    with Server(model, tokenizer, tmp_path / "kept") as running:
+        running.http().put("/documents/book", content=pdf(*pages))
+    with Server(model, tokenizer, tmp_path / "kept") as running, running.http() as http:
+        plain = http.post("/chat/completions", json={**asked, "sources": 0}).json()["choices"][0]
+        whole = http.post("/chat/completions", json=asked).json()["choices"][0]
+        streaming = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        events = http.post("/chat/completions", json=streaming).text.removesuffix("\n\n").split("\n\n")
+        text = http.post(
+            "/completions", json={"document": "book", "prompt": "The zebra sleeps in", "sources": 1}
+        ).json()
+        client = running.client().chat.completions
+        of_client = client.create(model="", messages=asked["messages"], extra_body={"document": "book", "sources": 2})
+    sources = whole.pop("sources")
+    assert whole == plain
+    assert events.pop() == "data: [DONE]"
+    *_, finish, usage, last = (json.loads(event.removeprefix("data: ")) for event in events)
+    assert last["choices"] == [{"index": 0, "finish_reason": None, "logprobs": None, "delta": {}, "sources": sources}]
+    assert (finish["choices"][0]["finish_reason"], usage["choices"]) == ("length", [])
+    read = "\n\n".join(pages)
+    assert (sources[0]["text"], sources[0]["place"], sources[0]["document"]) == (pages[1], "page 2", "book")
+    assert [read[each["start"] : each["end"]] for each in sources] == [each["text"] for each in sources]
+    assert 1 >= sum(each["share"] for each in sources) >= sources[0]["share"] > 0
+    assert text["choices"][0]["sources"][0]["text"] == pages[1]
+    assert of_client.choices[0].sources == sources
+    with Server(make()[0], tokenizer, tmp_path / "other") as running, running.http() as http:
+        http.put("/documents/book", content=b"Herons wait.")
+        refused = http.post("/chat/completions", json=asked)
+        assert refused.status_code == 400
+        assert "reads without landmarks" in refused.json()["error"]["message"]
 
 
 def test_health_schemas_and_preflights_need_no_key(server):

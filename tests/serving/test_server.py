@@ -24,7 +24,6 @@ from landmark.answering.answer import Decoding
 from landmark.answering.answering import Answering
 from landmark.documents import document_of
 from landmark.huggingface import LandmarkCache, PrefixCache
-from landmark.serving import app, service
 from landmark.serving.__main__ import main
 from landmark.serving.app import make_app
 from landmark.serving.memories import ServerSettings
@@ -252,21 +251,6 @@ def test_a_stream_that_is_not_read_to_its_end_holds_no_memory(model, tokenizer, 
 def events(response):
     """The events and comments of a stream, as they come."""
     return (line.removeprefix("data: ") for line in response.iter_lines() if line)
-
-
-@pytest.fixture
-def slow(model, monkeypatch):
-    """A model that takes 0.1 s for each part of a text."""
-    forward = type(model).forward
-
-    def wait(self, *given, **named):
-        time.sleep(0.1)
-        return forward(self, *given, **named)
-
-    monkeypatch.setattr(type(model), "forward", wait)
-    monkeypatch.setattr(app, "SILENCE", 0.25)
-    monkeypatch.setattr(service, "SILENCE", 0.25)
-    return model
 
 
 def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_path, caplog):

@@ -31,11 +31,6 @@ def offline(books, tmp_path_factory):
         run_task("model=landmark", *prompts, *TINY, f"output={output}")
         text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")
         run_task(*text, "eval.task=copy", "eval.length=128", "eval.local=64")
-        sentences = tmp_path_factory.mktemp("sentences")
-        said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
-        (sentences / "a.txt").write_text("".join(map(said.format, range(300))))
-        found = ("data=documents", f"data.path={sentences}", *text[:1], *text[2:])
-        run_task(*found, "eval.task=rank_by_landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
         run_task(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
     runs = read_offline(output)
     kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}
@@ -43,10 +38,10 @@ def offline(books, tmp_path_factory):
 
 
 def test_there_is_a_run_for_each_training_row_and_table_and_training_is_followed(offline):
-    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [5, 7, 1]
+    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [4, 6, 1]
     assert {run.identity for run in offline.train} == set(offline.records.read_all().runs)
     assert {run.identity for run in offline.evaluate} == set(offline.records.read_all().rows)
-    assert [run.group for run in offline.train] == ["figure5_unique_blocks", *["single"] * 4]
+    assert [run.group for run in offline.train] == ["figure5_unique_blocks", *["single"] * 3]
     for run in offline.runs:
         assert (run.exit_code, run.config["commit"]) == (0, commit())
         assert (run.config["train.steps"], run.config["tokenizer.name"]) == (4, "bytes")

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from landmark.utils import hardware
 from landmark.utils.flops import peak_flops
 
 LINUX = sys.platform.startswith("linux")
@@ -76,3 +77,23 @@ def test_an_earlier_phase_does_not_count():
 def test_peak_by_name(name, peak):
     assert peak_flops(name, "bf16-mixed") == peak
     assert peak_flops(name, "32-true") is None
+
+
+@pytest.mark.skipif(not LINUX, reason="Linux says how busy cores are")
+@pytest.mark.parametrize(("others", "threads"), [(0.2, 4), (1.2, 3), (2.7, 1), (90.0, 1)])
+def test_torch_leaves_the_cores_that_others_keep_busy(others, threads, monkeypatch):
+    """others: cores that other programs had in the ten seconds since the start."""
+    now = hardware.time.monotonic()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(hardware, "cores", lambda: 4)
+    monkeypatch.setattr(hardware, "_started", (now - 10, hardware._seconds_of_others() - 10 * others))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    taken = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    said = hardware.leave_busy_cores()
+    expected = threads
+    assert taken == ([expected] if expected < 4 else [])
+    assert (said is not None) == bool(taken)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert hardware.leave_busy_cores() is None
+    assert len(taken) <= 1

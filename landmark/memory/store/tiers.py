@@ -52,11 +52,15 @@ def mapped_file(numbers: int, dtype: torch.dtype, folder: Path | str | None) -> 
             os.posix_fallocate(file.fileno(), 0, max(1, numbers) * dtype.itemsize)
             return torch.from_file(file.name, True, max(1, numbers), dtype=dtype)[:numbers]
     except OSError as error:
-        said = f"cannot make a file there ({error.strerror})"
-        if error.errno in FULL:
-            said = f"no room for {numbers * dtype.itemsize / 1e6:,.1f} MB more ({error.strerror}); name a folder on a "
-            said += "larger disk"
-        raise UserError(f"memory.folder={folder}: {said}") from error
+        raise _refused(folder, error, numbers * dtype.itemsize) from error
+
+
+def _refused(folder: Path, error: OSError, missing: int) -> UserError:
+    """The error for a folder in which a file, or `missing` bytes more of it, cannot be written."""
+    why = f"cannot write a file there ({error.strerror})"
+    if error.errno in FULL:
+        why = f"no room for {missing / 1e6:,.1f} MB more ({error.strerror}); name a folder on a larger disk"
+    return UserError(f"memory.folder={folder}: {why}")
 
 
 @dataclass
@@ -313,7 +317,7 @@ class FileRows:
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (it stays open)
         except OSError as error:
-            raise UserError(f"memory.folder={self._folder}: cannot make a file there ({error.strerror})") from error
+            raise _refused(self._folder, error, 0) from error
 
     def __getstate__(self) -> object:
         """Raises UserError: a copy would share the file, or be without it."""
@@ -334,11 +338,7 @@ class FileRows:
                 done = os.pwrite(self._file.fileno(), left, at)
                 left, at = left[done:], at + done
         except OSError as error:
-            said = f"cannot write there ({error.strerror})"
-            if error.errno in FULL:
-                said = f"no room for {len(left) / 1e6:,.1f} MB more of blocks ({error.strerror}); name a folder on a "
-                said += "larger disk, or keep fewer with memory.blocks"
-            raise UserError(f"memory.folder={self._folder}: {said}") from error
+            raise _refused(self._folder, error, len(left)) from error
         self._written = max(self._written, row + len(blocks))
 
     def read(self, places: Tensor, out: Tensor) -> Tensor:

@@ -1,0 +1,200 @@
+"""How often the passage that answers a question is found, by attention and by words.
+
+    python -m benchmarks.sources MODEL --data ../shared/data
+
+MODEL: a folder of transformers, or a .gguf file. Each book of experiments/sources/questions.json is read once: ten
+stretches around its ten passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
+and answered in 24 tokens. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
+The CSV has the rank of the passage's best block for each question and method; for `passages`, what a user sees, and for
+the same made of BM25 alone, the number of the passage that has a part of it.
+"""
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+
+from landmark.answering.answering import Answering
+from landmark.answering.sampling import Sampling
+from landmark.answering.sources import NULL, combined, differing, passages, text_of, words
+from landmark.blocks.shares import Watched
+from landmark.huggingface import load
+from landmark.utils.files import write_atomic
+from landmark.utils.source_tree import ROOT
+
+QUESTIONS = ROOT / "experiments" / "sources"
+ANSWER = 24  # tokens
+HEADS = 10  # chosen on the questions that are not held out
+PARTS = ("prompt", "question", "answer")  # tokens whose attention is recorded
+AT = (1, 3, 10)
+
+
+class Book:
+    """A text that is read once, with all its questions, and its folder."""
+
+    def __init__(self, answering: Answering, text: str, questions: dict[int, Any], tokens: int, folder: Path):
+        self._answering, self._folder, self._cache = answering, folder, None
+        self._tokenizer = answering.tokenizer
+        self.text = text if not tokens else self._stretches(text, questions, tokens // len(questions))
+        self.ids = answering.chats.text_ids(self.text)
+        self.questions = questions
+
+    def _stretches(self, text: str, questions: dict[int, Any], tokens: int) -> str:
+        """So many tokens around each passage, at a place that is drawn, in the order of the book."""
+        found = []
+        for number, each in sorted(questions.items(), key=lambda item: text.index(item[1]["gold"])):
+            begins, draw = text.index(each["gold"]), random.Random(number)
+            near = slice(max(0, begins - 6 * tokens), begins + 6 * tokens)
+            places = self._tokenizer(text[near], add_special_tokens=False, return_offsets_mapping=True)[
+                "offset_mapping"
+            ]
+            at = next(place for place, (_, end) in enumerate(places) if end > begins - near.start)
+            length = len(self._tokenizer(each["gold"], add_special_tokens=False)["input_ids"])
+            first = min(max(0, at - draw.randrange(8, tokens - 8 - length)), max(0, len(places) - tokens))
+            part = places[first : first + tokens - 2]
+            found.append(text[near][part[0][0] : part[-1][1]])
+        return "\n\n".join(found)
+
+    def prompt(self, question: str) -> list[int]:
+        return [*self.ids, *self._answering.chats.ids([{"role": "user", "content": question}], False)]
+
+    def recorded(self, name: str, question: str, other: str) -> dict[str, Any]:
+        """The answer, and the shares (3, layers, H, blocks) of the attention of PARTS."""
+        if not (file := self._folder / f"{name}.npz").is_file():
+            ids, cache = self.prompt(question), self._read()
+            begun, chats = cache.fork(cache.mark_before(len(self.ids))), self._answering.chats
+            answer = self._answering.new_answer(ids, True, () if chats.template else ("\nuser:",))
+            for _ in self._answering.answer(ids, begun, answer, Sampling(), ANSWER):
+                pass
+            whole, begun = [*ids, *answer.tokens], cache.fork(cache.mark_before(len(self.ids)))
+            asking = range(len(self.ids), len(ids)), differing(ids, self.prompt(other)), range(len(ids), len(whole))
+            watched, blocks = list[Any](), len(self.ids) // cache.memory.block_size
+            for tokens in asking:
+                watched.append(Watched(cast(Any, begun.memory), blocks, tokens))
+                begun.memory = watched[-1]
+            self._answering.read(torch.tensor([whole[begun.get_seq_length() :]]), begun)
+            shares = np.stack([each.shares().numpy() for each in watched]).astype(np.float16)
+            partial = file.with_suffix(".part.npz")
+            np.savez_compressed(partial, shares=shares, answer=answer.text)
+            partial.rename(file)
+        return dict(np.load(file))
+
+    def _read(self) -> Any:
+        if self._cache is None:
+            self._cache = cache = self._answering.model.new_memory()
+            cache.marks, saved = [], self._folder / "memory"
+            if saved.is_dir():
+                cache.load(saved)
+                cache.settle()
+                cache.add_mark()
+            else:
+                self._answering.read(torch.tensor([self.ids]), cache)
+                cache.save(saved)
+        return self._cache
+
+
+def ranks_of(book: Book, size: int) -> tuple[list[dict[str, Any]], list[tuple[np.ndarray, list[int]]]]:
+    """A row for each question; and the shares of each head (layers, H, blocks) less NULL's, and the right blocks."""
+    text, bounds = text_of(book._answering.chats.decode, book.ids, size)
+    texts, rows, by_heads = [text[a:b] for a, b in pairwise(bounds)], [], []
+    null = book.recorded("null", NULL, "Who?")["shares"].astype(np.float32)
+    for number, each in book.questions.items():
+        found, begins = book.recorded(str(number), each["question"], NULL), text.index(each["gold"])
+        shares = found["shares"].astype(np.float32)
+        ends = begins + len(each["gold"])
+        gold = [block for block, (a, b) in enumerate(pairwise(bounds)) if a < ends and begins < b]
+        more, bm25 = (shares - null).mean((1, 2)), words(texts, each["question"])
+        score = combined(shares[1], null[1], bm25)
+        scores = {"attention": shares[1].mean((0, 1)), "attention_less_null": more[1], "answer_less_null": more[2]}
+        scores |= {"prompt_less_null": more[0], "bm25": bm25, "combined": score}
+        row = {"question": number, **{name: each[name] for name in ("book", "words", "held_out")}}
+        row |= {"blocks": len(texts), "gold_blocks": len(gold)} | {name: rank(x, gold) for name, x in scores.items()}
+        for name, of_blocks in (("passages_bm25", bm25), ("passages", score)):
+            shown = enumerate(passages(text, bounds, np.where(np.arange(len(texts)), of_blocks, 0), 10), 1)
+            row[name] = next((place for place, (a, b, _) in shown if a < ends and begins < b), math.inf)
+        rows.append(row | {"answer": " ".join(str(found["answer"]).split())})
+        by_heads.append((shares[1] - null[1], gold))
+    return rows, by_heads
+
+
+def by_best_heads(found: Sequence[tuple[np.ndarray, list[int]]], held_out: Sequence[bool]) -> list[float]:
+    """The ranks by the HEADS that have the highest mean reciprocal rank on questions that are not held out."""
+    layers, heads, _ = found[0][0].shape
+    names = [(layer, head) for layer in range(layers) for head in range(heads)]
+    known = [each for each, out in zip(found, held_out, strict=True) if not out]
+    value = {name: float(np.mean([1 / rank(more[name], gold) for more, gold in known])) for name in names}
+    best = sorted(names, key=lambda name: -value[name])[:HEADS]
+    print("heads [layer, head]:", [[*name] for name in best])
+    return [rank(np.mean([more[name] for name in best], 0), gold) for more, gold in found]
+
+
+def rank(score: np.ndarray, gold: Sequence[int]) -> float:
+    """From 1, of the best block that has a part of the passage; among equal ones a mean. The first block is none."""
+    score = score.astype(np.float64)
+    score[0] = -np.inf
+    best = score[list(gold)].max()
+    return 1 + float((score > best).sum()) + (float((score == best).sum()) - 1) / 2
+
+
+def table(found: Any) -> str:
+    """The share of questions whose passage is first, among three, among ten, by method: held out, and all."""
+    names, kinds = [*found.columns[6:-1]], (found[found["held_out"]], found, found[found["words"] == "own"])
+    of_kinds = zip(("held out", "all", "own words"), kinds, strict=True)
+    heads = [f"{len(each)} {name}: {at}" for name, each in of_kinds for at in AT]
+    lines = [f"| ranked by | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    for name in names:
+        counts = [str(int((each[name] <= at).sum())) for each in kinds for at in AT]
+        lines.append(f"| {name} | {' | '.join(counts)} |")
+    chances = [
+        sum(
+            1 - math.comb(n - g, at) / math.comb(n, at)
+            for n, g in zip(each["blocks"], each["gold_blocks"], strict=True)
+        )
+        for each in kinds
+        for at in AT
+    ]
+    return "\n".join([*lines, f"| chance | {' | '.join(f'{each:.1f}' for each in chances)} |"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sources", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
+    parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
+    parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")
+    parser.add_argument("--books", type=lambda text: text.split(","), help="numbers of some books")
+    parser.add_argument("--work", type=Path, required=True, help="folder of what was read and recorded")
+    parser.add_argument("--out", type=Path, default=QUESTIONS / "results", help="folder of the CSV")
+    given = parser.parse_args()
+    content, rows, by_heads = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), [], []
+    model, tokenizer = load(given.model)
+    answering = Answering(model, tokenizer, most_bytes=1)
+    for name in given.books or content["books"]:
+        text = (given.data / content["books"][name]["file"]).read_text("utf-8")
+        questions = {number: each for number, each in enumerate(content["questions"]) if each["book"] == name}
+        folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        found = ranks_of(Book(answering, text, questions, given.tokens, folder), model.landmarks.block_size)
+        rows += found[0]
+        by_heads += found[1]
+        print(name, "is done", flush=True)
+    frame: Any = pd.DataFrame(rows)
+    if not frame["held_out"].all():
+        frame.insert(frame.columns.get_loc("bm25"), "ten_heads", by_best_heads(by_heads, frame["held_out"].tolist()))
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / f"{Path(given.model).stem}-{given.tokens or 'books'}.csv"
+    write_atomic(file, frame.to_csv(index=False).encode())
+    print(f"{table(frame)}\n\nwritten: {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+// The page: documents, questions with their answers, and a source in its place. Its address says what is shown: #NAME is
+// a document, #NAME:START-END a passage of it. Whatever comes from a document, a model or a file is set as text.
+
+import { WrongKey, events, json, key, request } from "./server.js";
+
+const AROUND = 3000; // characters of a text that are fetched before and after a passage
+const $ = (selector) => document.querySelector(selector);
+const make = (tag, properties, ...children) => {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+};
+const wrong = (message) => make("p", { className: "error", role: "alert", textContent: message });
+const number = (value) => value.toLocaleString("en-US");
+// Lines that were cut at a width, as in plain text and in PDF, are joined; those of a table, a list or a poem are not.
+const flowing = (text) => text.replace(/(?<=^[^\n\t]{45,100})\n(?=[\p{L}\p{N}"'“‘(_—–])/gmu, " ");
+const say = (text) => ($("#said").textContent = text);
+
+let documents = new Map(); // tokens, by name
+const talks = new Map(); // by name of the document: messages, and the element with its turns
+let shown = ""; // name of the document
+let answering = null; // stops the answer that is being made
+let wanted = 0; // sources of an answer; a model with landmarks finds none
+let part = null; // of the text around a passage: name, start, end, length
+let opened = ""; // the address of a passage
+
+// --- The key ---
+
+function askKey(error = "") {
+  key.set("");
+  showKey();
+  $("#key-error").textContent = error;
+  $("#key-field").value = "";
+  if (!$("#key").open) $("#key").showModal();
+}
+
+const showKey = () => ($("#forget-key").textContent = key.get() ? "Forget the key" : "Enter the key");
+
+$("#key form").addEventListener("submit", () => {
+  key.set($("#key-field").value.trim());
+  start();
+});
+$("#forget-key").addEventListener("click", () => {
+  key.set("");
+  location.href = location.pathname; // and nothing of that key is left here
+});
+
+// Shows an error: of a wrong key where it is asked for, others by `show`.
+function failed(error, show) {
+  if (error.name === "AbortError") return;
+  if (error instanceof WrongKey) askKey(error.message);
+  show(error.message);
+}
+
+// --- Documents ---
+
+async function list() {
+  const { data } = await json("documents");
+  documents = new Map(data.map(({ id, tokens }) => [id, tokens]));
+  $("#documents").replaceChildren(...[...documents].map(([name, tokens]) => {
+    const size = make("small", { textContent: `${number(tokens)} tokens` });
+    return make("li", {}, make("a", { href: `#${name}` }, make("span", { textContent: name }), size));
+  }));
+  mark();
+}
+
+function mark() {
+  const isRead = $("#readings progress") !== null;
+  $("#welcome h1").textContent = isRead ? "It is being read" : documents.size ? "Choose a document" : "Put a book in";
+  [$("#about").hidden, $("#meanwhile").hidden] = [isRead, !isRead];
+  document.body.classList.toggle("empty", !documents.size && !$("#readings").children.length);
+  for (const link of document.querySelectorAll("#documents a, .sources a"))
+    link.ariaCurrent = link.hash === (link.closest("nav") ? `#${shown}` : location.hash) ? "true" : null;
+}
+
+// A name that the server takes, and that no document has.
+function freeName(file) {
+  const [, stem, suffix] = file.normalize("NFKD").match(/^(.*?)(\.\w{1,8})?$/su);
+  const dashed = stem.replace(/[\p{M}'’]/gu, "").replace(/[^A-Za-z0-9_.-]+/g, "-");
+  const plain = dashed.replace(/^[^A-Za-z0-9]+|[-.]+$/g, "") || "document";
+  const end = suffix?.replace(/[^A-Za-z0-9.]/g, "") ?? "";
+  const taken = (name) => documents.has(name) || [...$("#readings").children].some((item) => item.dataset.name === name);
+  for (let count = 1; ; count += 1) {
+    const more = count > 1 ? `-${count}${end}` : end;
+    const name = plain.slice(0, 64 - more.length) + more;
+    if (!taken(name)) return name;
+  }
+}
+
+async function put(file) {
+  const name = freeName(file.name), stop = new AbortController();
+  const line = make("small", { textContent: "The file is opened …" });
+  const bar = make("progress", { ariaLabel: `${name}: how much is read` });
+  const button = make("button", { type: "button", className: "quiet", textContent: "Stop", onclick: () => stop.abort() });
+  const item = make("li", {}, make("span", { textContent: name }), bar, line, button);
+  item.dataset.name = name;
+  $("#readings").append(item);
+  mark();
+  say(`${name} is being read`);
+  try {
+    const seen = [];
+    const options = { method: "PUT", body: file, signal: stop.signal };
+    for await (const event of events(await request(`documents/${name}?stream=true`, options))) {
+      if (event.object !== "document.progress" || !event.tokens) continue;
+      [bar.value, bar.max] = [event.read, event.tokens];
+      line.textContent = progress(seen, event);
+    }
+    item.remove();
+    await list();
+    say(`${name} is read`);
+    if (!shown) location.hash = name;
+  } catch (error) {
+    delete item.dataset.name;
+    button.textContent = "Dismiss";
+    button.onclick = () => { item.remove(); mark(); };
+    bar.remove();
+    failed(error, (message) => line.replaceWith(wrong(message)));
+    if (error.name === "AbortError") item.remove();
+  }
+  mark();
+}
+
+// How far a text is read. seen: of the last ten times, when, and tokens that were read.
+function progress(seen, { read, tokens }) {
+  seen.push([performance.now() / 1000, read]);
+  if (seen.length > 10) seen.shift();
+  if (read === tokens) return `${number(tokens)} tokens are read; they are being saved`;
+  const [[then, before], [now]] = [seen[0], seen.at(-1)], rate = (read - before) / (now - then);
+  const pace = rate > 0 ? ` · ${number(Math.round(rate))} a second · ${duration((tokens - read) / rate)} left` : "";
+  return `${number(read)} of ${number(tokens)} tokens${pace}`;
+}
+
+function duration(seconds) {
+  if (seconds < 60) return `${Math.ceil(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+async function putAll(files) {
+  for (const file of files) await put(file);
+}
+
+for (const button of document.querySelectorAll("[data-choose]")) button.addEventListener("click", () => $("#file").click());
+$("#file").addEventListener("change", () => {
+  putAll([...$("#file").files]);
+  $("#file").value = "";
+});
+for (const kind of ["dragover", "dragleave", "drop"]) addEventListener(kind, (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
+  event.preventDefault();
+  document.body.classList.toggle("dragging", kind === "dragover" || (kind === "dragleave" && event.relatedTarget !== null));
+  if (kind === "drop") putAll([...event.dataTransfer.files]);
+});
+
+const askToDelete = (is) => {
+  $("#delete").classList.toggle("sure", is);
+  $("#delete").textContent = is ? "Delete it? It must be read again" : "Delete";
+};
+$("#delete").addEventListener("blur", () => askToDelete(false));
+$("#delete").addEventListener("click", async ({ target }) => {
+  const name = shown, isSure = target.classList.contains("sure");
+  askToDelete(!isSure);
+  if (!isSure) return;
+  try {
+    await request(`documents/${name}`, { method: "DELETE" });
+    talks.delete(name);
+    location.hash = "";
+    await list();
+  } catch (error) {
+    failed(error, (message) => talks.get(name)?.turns.append(wrong(message)));
+  }
+});
+
+// --- Questions ---
+
+async function ask(question) {
+  const talk = talks.get(shown), name = shown, stop = (answering = new AbortController());
+  const status = make("p", { className: "dim", textContent: "The question is read …" });
+  const reasoning = make("details", { hidden: true }, make("summary", { textContent: "Reasoning" }), make("p", {}));
+  const answer = make("div", { className: "answer" });
+  const turn = make("article", {}, make("h2", { textContent: question }), status, reasoning, answer);
+  talk.turns.append(turn);
+  turn.scrollIntoView({ block: "end" });
+  talk.messages.push({ role: "user", content: question });
+  busy(true);
+  let error;
+  try {
+    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, sources: wanted });
+    const options = { method: "POST", body, headers: { "Content-Type": "application/json" }, signal: stop.signal };
+    for await (const event of events(await request("chat/completions", options))) {
+      if (typeof event === "string") {
+        const [, read, tokens] = event.match(/(\d+) of (\d+)/) ?? [];
+        status.textContent = tokens ? `${number(+read)} of ${number(+tokens)} tokens are read …` : "Waiting …";
+        continue;
+      }
+      const [{ delta = {}, finish_reason: finish, sources: found = [] } = {}] = event.choices;
+      const below = $("#turns").scrollHeight - $("#turns").scrollTop - $("#turns").clientHeight;
+      if (delta.content || delta.reasoning_content) status.remove();
+      if (delta.reasoning_content) {
+        reasoning.hidden = false;
+        reasoning.lastChild.append(delta.reasoning_content);
+      }
+      answer.append(delta.content ?? "");
+      if (finish && wanted) turn.append(Object.assign(status, { textContent: "The passages are looked for …" }));
+      if (found.length) turn.append(sources(found, name));
+      if (below < 40) turn.scrollIntoView({ block: "end" });
+    }
+  } catch (raised) {
+    error = raised;
+  }
+  status.remove();
+  if (answer.textContent) talk.messages.push({ role: "assistant", content: answer.textContent });
+  else talk.messages.pop();
+  if (error?.name === "AbortError") turn.append(make("p", { className: "dim", textContent: "Stopped." }));
+  else if (error) failed(error, (message) => turn.append(wrong(message)));
+  else if (!answer.textContent) answer.append(make("span", { className: "dim", textContent: "The model ended without an answer." }));
+  if (error && !answer.textContent && !$("#question").value) $("#question").value = question;
+  answering = null;
+  busy(false);
+}
+
+function sources(found, name) {
+  const items = found.map(({ text, place, start, end, share }) => {
+    const about = make("small", {}, make("b", { textContent: place }), ` · ${Math.round(100 * share)} %`);
+    return make("li", {}, make("a", { href: `#${name}:${start}-${end}` }, about, make("span", { textContent: text })));
+  });
+  return make("section", { className: "sources" }, make("h3", { textContent: "Where it looked" }), make("ol", {}, ...items));
+}
+
+function busy(is) {
+  const focused = [$("#send"), $("#stop")].includes(document.activeElement);
+  [$("#send").hidden, $("#stop").hidden, $("#turns").ariaBusy] = [is, !is, String(is)];
+  if (focused) (is ? $("#stop") : $("#question")).focus();
+}
+
+$("#ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const question = $("#question").value.trim();
+  if (!question || answering) return;
+  $("#question").value = "";
+  ask(question);
+});
+$("#question").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("#ask").requestSubmit();
+});
+$("#stop").addEventListener("click", () => answering?.abort());
+
+// --- A source in its place ---
+
+async function fetchText(name, start, end) {
+  const found = await json(`documents/${name}/text?start=${Math.max(0, start)}&end=${end}`);
+  return { ...found, letters: Array.from(flowing(found.text)) }; // places count whole characters, JavaScript's indices halves
+}
+
+async function showPassage(name, start, end) {
+  const address = location.hash;
+  $("#place").textContent = linkTo(address)?.querySelector("b").textContent ?? `Characters ${number(start)} to ${number(end)}`;
+  $("#close").href = `#${name}`;
+  $("#passage").replaceChildren();
+  try {
+    const found = await fetchText(name, start - AROUND, end + AROUND);
+    if (location.hash !== address) return; // another passage is shown
+    const cut = (from, to) => found.letters.slice(from - found.start, to - found.start).join("");
+    part = { name, start: found.start, end: found.end, length: found.length };
+    const passage = make("mark", { textContent: cut(start, end) });
+    $("#passage").replaceChildren(cut(found.start, start), passage, cut(end, found.end));
+    passage.scrollIntoView({ block: "center" });
+  } catch (error) {
+    part = null;
+    failed(error, (message) => $("#passage").replaceChildren(wrong(message)));
+  }
+  limits();
+  $("#place").focus();
+}
+
+const linkTo = (address) => [...document.querySelectorAll(".sources a")].findLast((link) => link.hash === address);
+const limits = () => ([$("#earlier").hidden, $("#later").hidden] = [!part || part.start === 0, !part || part.end === part.length]);
+
+async function more(later) {
+  const { name, start, end } = part, text = $("#text"), height = text.scrollHeight;
+  const found = await (later ? fetchText(name, end, end + AROUND) : fetchText(name, start - AROUND, start));
+  if (part.name !== name || part.start !== start || part.end !== end) return; // another passage is shown
+  part = { ...part, start: Math.min(start, found.start), end: Math.max(end, found.end) };
+  $("#passage")[later ? "append" : "prepend"](found.letters.join(""));
+  limits();
+  if (!later) text.scrollTop += text.scrollHeight - height;
+}
+
+for (const id of ["earlier", "later"])
+  $(`#${id}`).addEventListener("click", () => more(id === "later").catch((error) => failed(error, say)));
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !$("#source").hidden && !$("#key").open) location.hash = shown;
+});
+
+// --- What is shown ---
+
+function route() {
+  const [, name = "", start, end] = location.hash.match(/^#([\w.-]+)(?::(\d+)-(\d+))?$/) ?? [];
+  const isPassage = start !== undefined, isOther = shown !== name;
+  if (isOther) {
+    answering?.abort();
+    shown = name;
+    if (name && !talks.has(name)) talks.set(name, { messages: [], turns: make("div", {}) });
+    askToDelete(false);
+    $("#talk h1").textContent = name;
+    $("#turns").replaceChildren(...(name ? [talks.get(name).turns] : []));
+  }
+  $("#tokens").textContent = documents.has(name) ? `${number(documents.get(name))} tokens` : "";
+  document.title = name ? `${name} – Ask a book` : "Ask a book";
+  [$("#welcome").hidden, $("#talk").hidden, $("#source").hidden] = [Boolean(name), !name, !isPassage];
+  document.body.dataset.view = isPassage ? "source" : name ? "talk" : "shelf";
+  mark();
+  if (isPassage) showPassage(name, Number(start), Number(end));
+  else if (isOther && name) $(matchMedia("(max-width: 52rem)").matches ? "#talk h1" : "#question").focus(); // no phone's keyboard
+  else linkTo(opened)?.focus();
+  opened = isPassage ? location.hash : "";
+}
+
+async function start() {
+  showKey();
+  if (!key.get()) return askKey();
+  try {
+    const [model] = (await json("models")).data;
+    $("#model").textContent = model.id;
+    wanted = model.sources ? 3 : 0;
+    $("#failed").textContent = "";
+    await list();
+    route();
+  } catch (error) {
+    failed(error, (message) => ($("#failed").textContent = message));
+  }
+}
+
+addEventListener("hashchange", route);
+start();

@@ -27,7 +27,7 @@ READ = (
 ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose experts wait for the device
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 # Rope types whose frequencies do not depend on the length of the text.
-STATIC = ("default", "linear", "llama3", "yarn", "proportional")
+STATIC = ("default", "linear", "llama3", "yarn", "proportional", "ntk_alpha")
 FULL, HYBRID = "full_attention", "hybrid"  # a hybrid layer has full attention and a recurrent state
 BESIDE = ("sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid_sliding", "moe", "mlp")
 
@@ -58,7 +58,7 @@ def check_model(model: Any, is_free: bool = False) -> None:
             f"{family}: every layer has a sliding window of {window_size(model)}, so none can read earlier blocks; "
             f"if the weights allow it, {how}"
         )
-    if (kind := rope_parameters(model).get("rope_type", "default")) not in STATIC:
+    if (kind := _rope_type(model)) not in STATIC:
         raise UserError(
             f"{family}: rope_type={kind} rotates keys by angles that depend on the length of the text; "
             f"supported are those that do not: {', '.join(STATIC)}"
@@ -81,7 +81,8 @@ def _why_not(model: PreTrainedModel) -> str:
     if not getattr(config, "rope_parameters", None):
         return f"{family}: has no rotary positions (RoPE), which the memory needs to move keys"
     known = ", ".join(FAMILIES)
-    return f"{family}: not one of the decoders that landmarks fit: {known}; landmarks='none' tries to read it without training"
+    without = "landmarks='none' tries to read it without training"
+    return f"{family}: not one of the decoders that landmarks fit: {known}; {without}"
 
 
 def text_config(model: PreTrainedModel) -> Any:
@@ -190,6 +191,13 @@ def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
     """The rotary settings of the layers with full attention; empty where there are none."""
     parameters = getattr(text_config(model), "rope_parameters", None) or {}
     return parameters.get(FULL, parameters) or {}
+
+
+def _rope_type(model: PreTrainedModel) -> str:
+    """How frequencies are scaled: as the model's own module says, which may know better than the settings."""
+    said = getattr(getattr(model.get_decoder(), "rotary_emb", None), "rope_type", None)
+    said = said.get(FULL) if isinstance(said, dict) else said
+    return said or rope_parameters(model).get("rope_type", "default")
 
 
 def device_of_layer(model: PreTrainedModel, number: int) -> torch.device:

@@ -116,21 +116,23 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     path = folder_of(str(folder))
     check_folder(path)
     if not is_gguf(path):
-        register([str(read_json(path / "config.json", {"model_type": str})["model_type"]).removeprefix(PREFIX)])
+        _register([str(read_json(path / "config.json", {"model_type": str})["model_type"]).removeprefix(PREFIX)])
     tokenizer, model = open_tokenizer(path), open_model(path, **settings)
     with readable(path, "model with a tokenizer"):
         return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
 
 
-def attach(model: PreTrainedModel, settings: LandmarkSettings, is_tried: bool = False) -> LandmarkModel:
-    """Make a model whose vocabulary has the landmark a `LandmarkModel`, in place. is_tried: nothing is to be tried on a
-    tiny model. Raises UserError if it cannot be.
-    """
+def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
+    """Make a model whose vocabulary has the landmark a `LandmarkModel`, in place. Raises UserError if it cannot be."""
     check_model(model, is_free=settings.token is None)
     check_settings(settings)
-    if not is_tried and (family := model.config.model_type) not in FAMILIES + READ:
+    if (family := model.config.model_type) not in FAMILIES + READ:
         try_model(model)
         LOG.warning(f"{family}: not one of the listed families; a tiny model of it was tried, and read exactly")
+    return _attached(model, settings)
+
+
+def _attached(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
     rebound = _own_forward(model)
     base = type(model)
     _own_config(model)
@@ -146,7 +148,7 @@ def try_model(model: PreTrainedModel) -> None:
     """Raise UserError where a tiny model of the same class does not read through blocks as it would without them."""
     plain = tiny_model(model)
     cast(Any, plain).landmark_rotation = rotation_of(model)
-    wrapped = attach(copy.deepcopy(plain), without_landmarks(BLOCK, local=TOGETHER), is_tried=True)
+    wrapped = _attached(copy.deepcopy(plain), without_landmarks(BLOCK, local=TOGETHER))
     if wrapped.config._attn_implementation not in ATTENTION.values():
         raise UserError(f"{plain.config.model_type}: its attention cannot be set")
     check_reading(plain, wrapped)
@@ -267,8 +269,12 @@ def class_named(name: str) -> Any:
     return config_class(base) if issubclass(base, PreTrainedConfig) else model_class(base)
 
 
-def register(families: Sequence[str] = FAMILIES) -> None:
-    """Let AutoConfig and AutoModelForCausalLM open folders of models of these types that were saved with landmarks."""
+def register() -> None:
+    """Let AutoConfig and AutoModelForCausalLM open folders of models with landmarks where this package is imported."""
+    _register(FAMILIES)
+
+
+def _register(families: Sequence[str]) -> None:
     for family in families:
         if (base := getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family, ""), None)) is None:
             continue  # a type that `AutoModelForCausalLM` does not know, as of a model with code of its own

@@ -18,7 +18,7 @@ from landmark.memory.memory import memory_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenizer, read, refused_models
-from tests.huggingface.sweep import HEADING, PAGE, kinds
+from tests.huggingface.sweep import HEADING, PAGE, kinds, row
 from tests.huggingface.test_kinds import KINDS, model_of_kind
 
 BLOCK = 5
@@ -260,6 +260,11 @@ def test_the_page_has_every_family():
     written = PAGE.read_text(encoding="utf-8")
     assert written == page(), "run: python -m tests.huggingface.test_families"
     assert all(f"| `{family}` |" in written for family in families.FAMILIES)
+
+
+@pytest.mark.parametrize("kind", ["arcee", "bamba", "cohere", "jamba", "kimi_linear"])
+def test_the_page_has_what_the_sweep_finds(kind):
+    assert f"\n{row(kind)}\n" in PAGE.read_text(encoding="utf-8"), "run: python -m tests.huggingface.sweep"
 
 
 if __name__ == "__main__":

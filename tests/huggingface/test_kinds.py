@@ -22,6 +22,7 @@ HYBRID = {"num_hidden_layers": 4, "layer_types": [LINEAR, FULL, LINEAR, FULL]}
 SLIDING = {"num_hidden_layers": 3, "layer_types": [SLIDES, FULL, FULL]}
 SHARED = {"num_hidden_layers": 6, "layer_types": [SLIDES, FULL] * 3, "num_kv_shared_layers": 2}
 FEW = {"num_hidden_layers": 2}
+ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 1e4, "factor": 1.0}  # which is not dynamic there
 KINDS = {  # settings beside the family's own
     "cohere2": SLIDING,  # neighbouring channels rotate in layers with a window, the others have no positions
     "ernie4_5": FEW,  # neighbouring channels
@@ -33,7 +34,7 @@ KINDS = {  # settings beside the family's own
     "glm4": FEW,  # half of the channels, neighbouring
     "granite_swa": SLIDING,
     "granitemoehybrid": HYBRID,
-    "hunyuan_v1_dense": FEW,  # a norm behind the rotation
+    "hunyuan_v1_dense": FEW | {"rope_parameters": ALPHA},  # a norm behind the rotation
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"]},
     "lfm3": {"num_hidden_layers": 4},
     "minimax_m2": FEW,  # part of the channels, experts
@@ -115,7 +116,8 @@ def last_of_batch(model, ids, mask):
 
 ONE = {"num_hidden_layers": 1, "num_key_value_heads": 1}
 ROTATIONS = {
-    **dict.fromkeys(("llama", "glm4", "cohere", "ernie4_5", "hunyuan_v1_dense", "minimax_m2"), ONE),
+    **dict.fromkeys(("llama", "glm4", "cohere", "ernie4_5", "minimax_m2"), ONE),
+    "hunyuan_v1_dense": ONE | {"rope_parameters": ALPHA},
     "qwen3_5_text": ONE | {"layer_types": [FULL]},
     "gemma4_text": ONE | {"layer_types": [FULL], "attention_k_eq_v": True, "num_global_key_value_heads": 1},
 }

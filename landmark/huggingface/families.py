@@ -194,10 +194,9 @@ def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _rope_type(model: PreTrainedModel) -> str:
-    """How frequencies are scaled: as the model's own module says, which may know better than the settings."""
+    """How frequencies are scaled: as the settings say, but Hunyuan's module calls a fixed scaling by another name."""
     said = getattr(getattr(model.get_decoder(), "rotary_emb", None), "rope_type", None)
-    said = said.get(FULL) if isinstance(said, dict) else said
-    return said or rope_parameters(model).get("rope_type", "default")
+    return said if said == "ntk_alpha" else rope_parameters(model).get("rope_type", "default")
 
 
 def device_of_layer(model: PreTrainedModel, number: int) -> torch.device:

@@ -25,8 +25,8 @@ SECONDS, LAYERS = 120, 8  # most of a trial; of a model, where its settings allo
 SETTINGS = {
     "bamba": {"attn_layer_indices": [1, 3], "num_hidden_layers": 4},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4},
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 128}),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
+    **{kind: {"head_dim": 128} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    **{kind: {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4} for kind in ("lfm2", "lfm2_moe")},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
     "mistral": {"sliding_window": None},

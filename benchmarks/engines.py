@@ -53,10 +53,10 @@ def of_blocks(path: str, longest: int) -> tuple[Read, Callable[[], None]]:
 
 def of_llama(path: str, longest: int) -> tuple[Read, Callable[[], None]]:
     """The same by llama.cpp, with its flash attention."""
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
-    threads = {"n_threads": THREADS, "n_threads_batch": THREADS}
-    model = Llama(path, n_ctx=longest, n_batch=512, n_ubatch=512, flash_attn=True, verbose=False, **threads)
+    given: dict[str, Any] = {"n_threads": THREADS, "n_threads_batch": THREADS, "n_batch": 512, "n_ubatch": 512}
+    model = Llama(path, n_ctx=longest, flash_attn=True, verbose=False, **given)
 
     def read(ids: Sequence[int]) -> None:
         model.eval(list(ids))

@@ -85,7 +85,7 @@ class Book:
             partial = file.with_suffix(".part.npz")
             np.savez_compressed(partial, shares=shares, answer=answer.text)
             partial.rename(file)
-        return dict(np.load(file))
+        return dict(np.load(file, allow_pickle=False))
 
     def _read(self) -> Any:
         if self._cache is None:

@@ -45,9 +45,9 @@ def attention_forward(
     causal, products in bfloat16 take the place of the flash kernel where they are faster.
     """
     if softcap is None:
-        wanted = level is not None and not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS
-        by_products = wanted and has_units(q.device.type) and not _flash_has_units()
-        if by_products and (found := _by_products(q, k, v, scale, level)) is not None:
+        by_products = not causal and q.dtype == torch.bfloat16 and q.shape[2] >= FEW_ROWS
+        by_products = by_products and has_units(q.device.type) and not _flash_has_units()
+        if level is not None and by_products and (found := _by_products(q, k, v, scale, level)) is not None:
             return found
         if q.device.type == "cpu" and _FORWARD is not None:
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)

@@ -247,6 +247,8 @@ class WithoutWeights(RetrievalMap):
 )
 def test_a_real_map_equals_plain_loops(stream, granularity, shape, length, local, blocks, scorer, kind, monkeypatch):
     """Some queries are below the cutoff, and retrieve nothing, not the first block."""
+    if scorer == "recent" and granularity != "per_token_and_head":
+        pytest.skip("the last blocks take no granularity")
     monkeypatch.setattr(rows, "RetrievalMap", kind)
     model, config = model_of(shape), copy_settings(length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
     config.retrieval.granularity, config.retrieval.scorer = granularity, scorer

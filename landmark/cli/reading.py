@@ -117,7 +117,9 @@ def with_dtype(config: Config, folder: Path) -> Config:
 
 def _is_half(folder: Path) -> bool:
     """Whether a folder's config.json says that its weights are saved in half precision."""
-    config: Any = read_json(folder / "config.json", None, "get the model again")
+    config: Any = None
+    with suppress(UserError):  # it is missing or damaged, which loading it says
+        config = read_json(folder / "config.json")
     return isinstance(config, dict) and (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
 
 

@@ -84,6 +84,8 @@ class LandmarkCache(Cache):
         self._kinds, self._givers = cache_layers(model), givers(model)
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
+        alone = _MemoryLayer, DummyLayer
+        self._numbers_of_others = [n for n, layer in enumerate(self.layers) if type(layer) not in alone]
         self.landmark_layers = landmark_layers(model)
         self._frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
         self.memory: TextMemory
@@ -178,7 +180,7 @@ class LandmarkCache(Cache):
         if memory.settled == memory.position:
             return
         (at, others), new = self._settled, self._new_layers()
-        self._put({n: _copied(others[n]) if n in others else new[n] for n in self._others})
+        self._put({n: _copied(others[n]) if n in others else new[n] for n in self._numbers_of_others})
         memory.settle(at if self.has_others else None)
 
     def unread(self, batch: int) -> list[Tensor]:
@@ -197,11 +199,11 @@ class LandmarkCache(Cache):
     @property
     def has_others(self) -> bool:
         """Whether some layers keep a sliding window or a recurrent state, which cannot be cut back as a memory can."""
-        return bool(self._others)
+        return bool(self._numbers_of_others)
 
     @property
     def _others(self) -> dict[int, Any]:
-        return {n: layer for n, layer in enumerate(self.layers) if type(layer) not in (_MemoryLayer, DummyLayer)}
+        return {number: self.layers[number] for number in self._numbers_of_others}
 
     def _copies_of_others(self) -> dict[int, Any]:
         return {number: _copied(layer) for number, layer in self._others.items()}
@@ -313,7 +315,7 @@ class LandmarkCache(Cache):
         self._state = weights_state(cast(PreTrainedModel, self._model()))
         self.ids = tensors[IDS]
         new = self._new_layers()
-        settled = {number: new[number] for number in self._others}
+        settled = {number: new[number] for number in self._numbers_of_others}
         for prefix, others in (("", self._others), (SETTLED, settled)):
             for number, layer in others.items():
                 start = f"{prefix}{number}."

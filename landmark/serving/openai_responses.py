@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from landmark.answering.answer import Delta
-from landmark.serving.requests import Chat, Message
+from landmark.serving.requests import Chat, Message, check_supported
 from landmark.serving.responses import Response, error_of
 
 # Fields that would change an answer, and are not supported, with the values that have no effect.
@@ -35,9 +35,7 @@ class Asking(Chat):
     def _as_chat(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name, neutral in NEUTRAL.items():
-            if given.get(name) and given[name] not in neutral:
-                raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
+        check_supported(given, NEUTRAL)
         given = {name: value for name, value in given.items() if name not in NEUTRAL}
         items, instructions = given.get("input"), given.pop("instructions", None)
         if isinstance(items, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -25,6 +26,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{"tools": (), "functions": (), "tool_choice": ("auto", "none"), "function_call": ("auto", "none")},
 }
 _ignored: set[str] = set()  # fields that were warned of
+
+
+def check_supported(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ValueError for a field that would change the answer. neutral: such fields, with values without effect."""
+    for name, values in neutral.items():
+        if given.get(name) and given[name] not in values:
+            raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
 
 
 def _encodable(text: str) -> str:
@@ -84,9 +92,8 @@ class Asked(_Body):
     @model_validator(mode="before")
     @classmethod
     def _is_supported(cls, given: Any) -> Any:
-        for name, neutral in NEUTRAL.items() if isinstance(given, dict) else ():
-            if given.get(name) and given[name] not in neutral:
-                raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
+        if isinstance(given, dict):
+            check_supported(given, NEUTRAL)
         return given
 
     @model_validator(mode="after")

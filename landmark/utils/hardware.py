@@ -44,9 +44,11 @@ def cores() -> int:
 
 
 def _seconds_of_others() -> float:
-    """Processor seconds that other programs have had on the cores of this one, since the machine started."""
+    """Processor seconds that other programs have had on the cores of this one, since the machine started; 0 less this
+    program's where the system, as all but Linux, does not say.
+    """
     ticks, own = 0, time.process_time()
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         for name, *times in (line.split() for line in Path("/proc/stat").read_text().splitlines()):
             if name in names:
@@ -55,7 +57,7 @@ def _seconds_of_others() -> float:
     return ticks / os.sysconf("SC_CLK_TCK") - own
 
 
-_started = time.monotonic(), _seconds_of_others() if sys.platform == "linux" else 0.0
+_started = time.monotonic(), _seconds_of_others()
 
 
 def leave_busy_cores() -> str | None:
@@ -64,7 +66,7 @@ def leave_busy_cores() -> str | None:
     each other: with one of two cores busy, two threads read a book six times slower than one.
     """
     torch, passed = sys.modules["torch"], time.monotonic() - _started[0]
-    if sys.platform != "linux" or "OMP_NUM_THREADS" in os.environ or passed < 1:
+    if "OMP_NUM_THREADS" in os.environ or passed < 1:
         return None
     busy = (_seconds_of_others() - _started[1]) / passed
     if (free := max(1, cores() - round(busy))) >= torch.get_num_threads():

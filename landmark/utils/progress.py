@@ -19,9 +19,9 @@ def new_bar(name: str, **settings: Any) -> Any:
 
 
 @contextmanager
-def progress_bar(name: str, unit: str = "tok") -> Iterator[Callable[[int, int], None]]:
+def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that appears after 2 seconds. Yields what sets how much is done, and in all."""
-    with new_bar(name, unit=unit, unit_scale=True, delay=2.0, leave=False) as bar:
+    with new_bar(name, unit="tok", unit_scale=True, delay=2.0, leave=False) as bar:
 
         def update(done: int, total: int) -> None:
             bar.total = total

@@ -240,3 +240,8 @@ def test_sources_are_passages_of_the_files_with_their_places(ask):
     for kind, given in (("pretrained", []), ("pretrained_base", [files]), ("pretrained", [files, "generate.tokens=0"])):
         with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and an answer about prompt_file"):
             ask("task=generate", "prompt=Who?", *given, "generate.sources=2", kind=kind)
+
+
+def test_a_model_that_is_not_trained_yet_says_so(ask, books):
+    with pytest.raises(UserError, match="has no trained model: train it with task=train"):
+        ask("task=generate", f"data.path={books}", "prompt=Who?", kind="pretrained_landmark")

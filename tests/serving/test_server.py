@@ -297,11 +297,12 @@ def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_p
         expected = running.ask("Who? ", extra_body={"document": "book"}).choices[0].text
     monkeypatch.setattr(type(model), "forward", wait)
     monkeypatch.setattr(answering, "SHARED", 16)
-    with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(1) as pool:
+    with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(4) as pool:
         put = pool.submit(running.http().put, "/documents/book", content=text.encode())
         wait_for(lambda: len(read) == 4)
+        answers = [pool.submit(running.ask, f"A crow {number}. ") for number in range(3)]  # one alone may be reading
         asked.set()
-        running.ask("A crow. ")
+        assert all(each.result() for each in answers)
         assert put.result().status_code == 200
         assert set(read[:4]) == {64}
         assert 16 in read

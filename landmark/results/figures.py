@@ -31,8 +31,13 @@ Series = Mapping[str, Sequence[TableRow]]
 
 
 def panels(table: Table) -> Lines:
-    """The panels that the experiment lists and that have rows, else what the table's `figure` shows, else its rows."""
-    return _listed(table) or FIGURES[table.figure](table) or _rows(table)
+    """The panels that the experiment lists and that have rows, and a histogram if it has one, else what the table's
+    `figure` shows, else its rows.
+    """
+    listed = _listed(table)
+    if listed and table.figure != "unique_blocks":
+        return listed
+    return [*listed, *FIGURES[table.figure](table)] or _rows(table)
 
 
 def draw(table: Table) -> bytes:

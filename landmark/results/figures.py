@@ -140,8 +140,8 @@ def _panel(
     if value == "copies":
         named = {name if len(rows) == 1 else row.name: row for name, rows in found.items() for row, _ in rows}
         return _copies(title, named, axis)
-    of_series = [{row.length for row, _ in rows} for rows in found.values()]
-    if looks is None or max(map(len, [set(lengths), *of_series])) == 1:
+    lengths_shown = [{row.length for row, _ in rows} for rows in found.values()]
+    if looks is None or max(map(len, [set(lengths), *lengths_shown])) == 1:
         return _beside(table, title, value, {name: rows[0] for name, rows in found.items()}, axis)
     points: list[Point] = []
     ends: dict[str, list[float]] = {}
@@ -154,7 +154,7 @@ def _panel(
     if value != "percent":
         highest = FAR * statistics.median(point["y"] for point in points) if value == "perplexity" else FAR_PERCENT
         axis["scale"], note = charts.frame(ends, highest)
-    x = charts.length_axis(lengths or [length for each in of_series for length in each])
+    x = charts.length_axis(lengths or [length for each in lengths_shown for length in each])
     zero = [charts.reference(y=0)] if value == "difference" else []
     own = {name: look for name, look in looks.items() if name in found}
     return charts.curves(title, points, own, x, axis, below=zero, note=note)

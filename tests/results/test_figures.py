@@ -161,6 +161,8 @@ def test_distinct_blocks_are_a_histogram():
     ((panel,),) = panels(tabulate("figure5_unique_blocks"))
     of_row = [100 * count / 18 for count in (0, 0, 5, 9, 3, 1)] + [0.0]
     assert [each["y"] for each in points(panel)] == pytest.approx(of_row * 3)
+    listed = titles(tabulate("pretrained_landmarks", listed=True))
+    assert listed == [["Pass keys found"], ["Distinct blocks of a chunk"]]
 
 
 def test_values_far_above_leave_the_picture_and_are_named():

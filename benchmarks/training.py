@@ -61,7 +61,7 @@ def training_step(config: Config, device: str = "cpu") -> Callable[[], None]:
         blocks = most_blocks(config.train.length, config.model.block_size)
         controlled = ControlledLandmarks(config.model.num_layers, blocks)
         batches = (
-            replace(batch, controlled=controlled.of_step(config.seed, step, range(len(batch))))
+            replace(batch, controlled=controlled.for_step(config.seed, step, range(len(batch))))
             for step, batch in enumerate(batches)
         )
 

@@ -133,8 +133,8 @@ def landmark_attention(
     backend does not compute.
     """
     if isinstance(extra, Sinks):
-        of_window = {"gate": gate, "scoring": scoring, "top_k": top_k, "backend": backend}
-        return extra.merge(*landmark_attention(q, k, v, layout, **of_window))
+        options = {"gate": gate, "scoring": scoring, "top_k": top_k, "backend": backend}
+        return extra.merge(*landmark_attention(q, k, v, layout, **options))
     q, k, v = as_autocast(q, k, v)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k}: must be at least 1")
@@ -158,9 +158,9 @@ def landmark_attention(
         controlled = check_controlled(extra.controlled, samples, length, layout.block_size, q.device)
     if kv_heads != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-    of_window = phase, controlled, cu_seqlens, layout.block_size, prefix
-    of_scores = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
-    inputs = AttentionInputs(q, k, v, scores, *of_window, *of_scores)
+    options = phase, controlled, cu_seqlens, layout.block_size, prefix
+    score_settings = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
+    inputs = AttentionInputs(q, k, v, scores, *options, *score_settings)
     with without_autocast(q):
         if q.numel() == 0:
             unused = sum(x.sum() for x in inputs[1:4] if x is not None)  # whose gradients are 0

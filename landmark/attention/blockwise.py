@@ -55,10 +55,11 @@ def _parts(inputs: AttentionInputs) -> list[Sequences]:
     parts = []
     for sample in range(0, samples, rows):
         for head in range(0, heads, columns):
-            of_samples, of_heads = slice(sample, min(sample + rows, samples)), slice(head, min(head + columns, heads))
-            count, of_window = of_heads.stop - of_heads.start, (inputs.prefix, queries)
-            alignment = align_blocks(width, phases[of_samples], *of_window, count, inputs.q.device)
-            parts.append(Sequences(of_samples, of_heads, alignment))
+            samples_here = slice(sample, min(sample + rows, samples))
+            heads_here = slice(head, min(head + columns, heads))
+            count, window = heads_here.stop - heads_here.start, (inputs.prefix, queries)
+            alignment = align_blocks(width, phases[samples_here], *window, count, inputs.q.device)
+            parts.append(Sequences(samples_here, heads_here, alignment))
     return parts
 
 
@@ -152,8 +153,8 @@ def _backward(
     kept: out (B, H, T, d), the weight (B, H, T) of the place without a value, and what `_forward` returned. gradients:
     of out and, if there is one, of the log-sum-exp.
     """
-    (out, extra_weight, of_tiles), (do, d_lse) = kept, gradients
-    here, alignment, (of_q, of_k, of_v, of_extra) = (part.rows, part.heads), part.alignment, into
+    (out, extra_weight, kept_tiles), (do, d_lse) = kept, gradients
+    here, alignment, (grad_q, grad_k, grad_v, grad_extra) = (part.rows, part.heads), part.alignment, into
     row_mean = (do[here] * out[here]).sum(-1, keepdim=True)  # D_i
     if d_lse is not None:
         row_mean -= d_lse[here][..., None]  # the log-sum-exp has the weight as derivative, from which D_i is subtracted
@@ -163,7 +164,7 @@ def _backward(
     dk, dv = work("dk", *padded.k.shape).zero_(), work("dv", *padded.v.shape).zero_()
     d_extra = work("d_extra", *padded.q.shape[:2], 1)
     on_cpu, largest = out.device.type == "cpu", 1 / torch.finfo(out.dtype).eps
-    for tile, outer, shift in zip(part.tiles(), of_tiles[::2], of_tiles[1::2], strict=True):
+    for tile, outer, shift in zip(part.tiles(), kept_tiles[::2], kept_tiles[1::2], strict=True):
         keys, queries, tile_do = tile.keys(padded.k), tile.queries(padded.q), tile.queries(padded_do)
         scores, flattening = tile.scores(padded.q, padded.k, inputs.scale, inputs.softcap, work), None
         if inputs.softcap is not None:
@@ -178,40 +179,41 @@ def _backward(
         d_scores = work("d_scores", len(queries), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(product(tile.keys(padded.v), tile_do.mT, d_scores)).mul_(weights)
         total = d_scores.sum(2)  # P_ib·D_ib
-        own_mean = of_gates = tile.row_of(row_mean)
+        own_mean = gate_mean = tile.row_of(row_mean)
         if padded.extra is not None and padded.controlled is not None:
             controlled = tile.controlled(padded.controlled)
-            of_gates, d_tile = shared_weight_gradient(total, own_mean, tile.row_of(padded.extra), controlled)
+            gate_mean, d_tile = shared_weight_gradient(total, own_mean, tile.row_of(padded.extra), controlled)
             tile.row_of(d_extra).copy_(d_tile)
-        d_scores.addcmul_(weights, _mean_of_blocks(tile, total, outer, own_mean, of_gates, inputs.alpha), value=-1)
-        d_gates = torch.addcmul(total, outer, of_gates, value=-1)
+        d_scores.addcmul_(weights, _mean_of_blocks(tile, total, outer, own_mean, gate_mean, inputs.alpha), value=-1)
+        d_gates = torch.addcmul(total, outer, gate_mean, value=-1)
         tile.own(d_gates).zero_()
         d_scores[:, :, -1] = d_gates
         if flattening is not None:
             d_scores.mul_(flattening)
         d_scores = d_scores.flatten(1, 2)
         dq = product(d_scores.mT, keys, work("rows", *queries.shape), inputs.scale)
-        alignment.unpad(dq, of_q[here], tile.row)
+        alignment.unpad(dq, grad_q[here], tile.row)
         tile.keys(dk).add_(product(d_scores, queries, work("keys", *keys.shape), inputs.scale))
-    alignment.unpad(dk, of_k[here])
-    alignment.unpad(dv, of_v[here])
-    if of_extra is not None:
-        alignment.unpad(d_extra, of_extra[here][..., None])
+    alignment.unpad(dk, grad_k[here])
+    alignment.unpad(dv, grad_v[here])
+    if grad_extra is not None:
+        alignment.unpad(d_extra, grad_extra[here][..., None])
 
 
 def _mean_of_blocks(
-    tile: Tile, total: Tensor, outer: Tensor, own_mean: Tensor, of_gates: Tensor, alpha: float
+    tile: Tile, total: Tensor, outer: Tensor, own_mean: Tensor, gate_mean: Tensor, alpha: float
 ) -> Tensor:
     """What the gradient of a token's score subtracts: (N, block, 1, query).
 
     D_ib, the mean of its block; in the query's own block D_i, and of the part α of a gate what its gradient subtracts.
-    total, outer: (N, block, query), P_ib·D_ib and P_ib. own_mean: (N, 1, query), D_i. of_gates: (N, block or 1, query).
+    total, outer: (N, block, query), P_ib·D_ib and P_ib. own_mean: (N, 1, query), D_i. gate_mean: (N, block or 1,
+    query).
     """
-    mean = of_gates.expand_as(total)
+    mean = gate_mean.expand_as(total)
     if alpha != 1:
         mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
         if alpha:
-            mean.lerp_(of_gates.expand_as(mean), alpha)
+            mean.lerp_(gate_mean.expand_as(mean), alpha)
         tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
     return mean[:, :, None]
 
@@ -230,11 +232,11 @@ class _Blockwise(torch.autograd.Function):
         ctx, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, settings: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
         inputs, work = settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
-        out, lse, of_tiles = _rows_first(q), q.new_empty(q.shape[:3]), []
+        out, lse, kept_tiles = _rows_first(q), q.new_empty(q.shape[:3]), []
         for part in _parts(inputs):
-            of_tiles += _forward(part, inputs, work, out[part.rows, part.heads], lse[part.rows, part.heads])
+            kept_tiles += _forward(part, inputs, work, out[part.rows, part.heads], lse[part.rows, part.heads])
         extra_weight = None if extra is None else (extra - lse).clamp(max=0).exp()
-        ctx.save_for_backward(q, k, v, extra, out, extra_weight, *of_tiles)
+        ctx.save_for_backward(q, k, v, extra, out, extra_weight, *kept_tiles)
         ctx.settings = settings._replace(q=None, k=None, v=None, extra=None)  # the tensors are saved
         ctx.set_materialize_grads(False)
         return out, lse
@@ -242,16 +244,16 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out: Tensor | None, grad_lse: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, extra, out, extra_weight, *of_tiles = ctx.saved_tensors
+        q, k, v, extra, out, extra_weight, *kept_tiles = ctx.saved_tensors
         inputs, work = ctx.settings._replace(q=q, k=k, v=v, extra=extra), workspace(q)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        of_extra = None if extra is None else torch.empty_like(extra)
-        into = _rows_first(q), _rows_first(k), _rows_first(v), of_extra
+        grad_extra = None if extra is None else torch.empty_like(extra)
+        into = _rows_first(q), _rows_first(k), _rows_first(v), grad_extra
         for part in _parts(inputs):
             count = 2 * len(part.tiles())
-            kept = out, extra_weight, of_tiles[:count]
+            kept = out, extra_weight, kept_tiles[:count]
             _backward(part, inputs, kept, (grad_out, grad_lse), work, into)
-            of_tiles = of_tiles[count:]
+            kept_tiles = kept_tiles[count:]
         return *into, None
 
 

@@ -51,8 +51,8 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: 
         landmarks = keep_best(masked.masked_fill(~landmark_j, -torch.inf), inputs.top_k, -1)
         masked = torch.where(landmark_j, landmarks, masked)
     if inputs.alpha:
-        of_block = grouped_softmax(masked.masked_fill(landmark_j, -torch.inf), block_j, num_groups)[1]
-        added = inputs.alpha * of_block.gather(-1, block_j.expand_as(scores))
+        block_lse = grouped_softmax(masked.masked_fill(landmark_j, -torch.inf), block_j, num_groups)[1]
+        added = inputs.alpha * block_lse.gather(-1, block_j.expand_as(scores))
         masked = torch.where(landmark_j & (masked > -torch.inf), masked + added, masked)
     if inputs.extra is None or inputs.controlled is None:
         softmax, _ = grouped_softmax(masked, groups, num_groups)

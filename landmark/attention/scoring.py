@@ -53,11 +53,11 @@ class Grouped:
             raise ValueError(f"alpha={self.alpha}: must be from 0, the paper's gate, to 1, one softmax over all tokens")
 
     @property
-    def of_landmark(self) -> float:
+    def landmark_share(self) -> float:
         """1 − α, the part of a block's log-sum-exp that its landmark has to know."""
         return 1 - self.alpha
 
-    def of_blocks(self, scores: Tensor, logsumexp: Callable[[], Tensor]) -> Tensor:
+    def block_gates(self, scores: Tensor, logsumexp: Callable[[], Tensor]) -> Tensor:
         """The gates of blocks. scores: of their landmarks. logsumexp: of their tokens' scores, of the same shape."""
         return scores + self.alpha * logsumexp() if self.alpha else scores
 
@@ -142,6 +142,6 @@ def shared_weight_gradient(
     README.md beside this file has the formulas. weighted_means: (N, block, query), P_ib·D_ib. row_mean, cmt_weight: (N,
     1, query), D_i and S. controlled: (N, block, query), bool. Returns (N, block, query) and (N, 1, query).
     """
-    of_controlled = (weighted_means * controlled).sum(1, keepdim=True)
-    mean = of_controlled / cmt_weight.clamp(min=torch.finfo(cmt_weight.dtype).tiny)
-    return torch.where(controlled, mean, row_mean), torch.addcmul(of_controlled, cmt_weight, row_mean, value=-1)
+    controlled_sum = (weighted_means * controlled).sum(1, keepdim=True)
+    mean = controlled_sum / cmt_weight.clamp(min=torch.finfo(cmt_weight.dtype).tiny)
+    return torch.where(controlled, mean, row_mean), torch.addcmul(controlled_sum, cmt_weight, row_mean, value=-1)

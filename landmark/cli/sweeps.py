@@ -243,8 +243,8 @@ def _check_swept(swept: Collection[Override]) -> None:
         if not each.is_discrete_sweep():
             raise UserError(f"{each.input_line}: has no list of values")
         if not any(True for _ in each.sweep_string_iterator()):
-            of_glob = f"matches nothing in conf/{each.key_or_group}"
-            raise UserError(f"{each.input_line}: {of_glob if isinstance(each.value(), Glob) else 'has no value'}")
+            reason = f"matches nothing in conf/{each.key_or_group}"
+            raise UserError(f"{each.input_line}: {reason if isinstance(each.value(), Glob) else 'has no value'}")
 
 
 def _varied(job: Sequence[str], swept: Collection[str]) -> str:

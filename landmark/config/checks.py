@@ -16,7 +16,7 @@ from landmark.utils.extensions import find_extension, hooks
 from landmark.utils.setting import check_value
 
 
-class Read(NamedTuple):
+class Used(NamedTuple):
     """Keys, and groups of them, that have an effect where a condition holds. needs: the condition in words."""
 
     keys: tuple[str, ...]
@@ -24,8 +24,8 @@ class Read(NamedTuple):
     holds: Callable[[Config], bool]
 
 
-def _of_kind(kind: str, *keys: str) -> Read:
-    return Read(keys, f"model={kind}", lambda config: config.model.kind == kind)
+def _needs_kind(kind: str, *keys: str) -> Used:
+    return Used(keys, f"model={kind}", lambda config: config.model.kind == kind)
 
 
 def _is_ours(config: Config) -> bool:
@@ -84,16 +84,16 @@ def _has_seed(config: Config) -> bool:
     return _is_trained_here(config) or is_drawn
 
 
-def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
+def _needs_other(key: str, other: str, values: tuple[str, ...]) -> Used:
     """A setting of a memory that has an effect with some values of another one alone."""
     needed = MemorySettings.__dataclass_fields__[other].metadata["key"]
-    return Read((key,), f"{needed}={' or '.join(values)}", lambda config: value_of(config, needed) in values)
+    return Used((key,), f"{needed}={' or '.join(values)}", lambda config: value_of(config, needed) in values)
 
 
-_OF_LANDMARKS, _OF_BLOCKS = (
+_LANDMARK_FIELDS, _BLOCK_CACHE_FIELDS = (
     {item.metadata["key"]: item.metadata for item in fields(kind)} for kind in (MemorySettings, BlockCacheSettings)
 )
-_OF_MEMORY = _OF_BLOCKS | _OF_LANDMARKS
+_MEMORY_FIELDS = _BLOCK_CACHE_FIELDS | _LANDMARK_FIELDS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
 _OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
@@ -105,62 +105,62 @@ _OF_OURS = (
 _SHAPE = ("model.num_layers", "model.num_heads", "model.head_dim", "model.mlp_dim")
 
 # Keys that a row may not set itself where they have no effect; rows that share one may.
-READ_BY = (
-    _of_kind("landmark", "retrieval", "cmt", "positions", "model.block_size", "memory.load", "memory.save"),
-    _of_kind("landmark", *(key for key in _OF_MEMORY if key.startswith("memory.") and key != "memory.window")),
-    _of_kind("transformer", "memory.sinks"),
-    Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
-    _of_kind("transformer_xl", "model.window", "model.cache"),
-    Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
-    Read(("seed", "seeds"), "a training, or what is drawn", _has_seed),
-    Read(
+USED_BY = (
+    _needs_kind("landmark", "retrieval", "cmt", "positions", "model.block_size", "memory.load", "memory.save"),
+    _needs_kind("landmark", *(key for key in _MEMORY_FIELDS if key.startswith("memory.") and key != "memory.window")),
+    _needs_kind("transformer", "memory.sinks"),
+    Used(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
+    _needs_kind("transformer_xl", "model.window", "model.cache"),
+    Used(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
+    Used(("seed", "seeds"), "a training, or what is drawn", _has_seed),
+    Used(
         ("train.micro_batch",),
         "a larger train.batch_size, of which it is a part",
         lambda c: c.train.micro_batch is None or c.train.micro_batch < c.train.batch_size,
     ),
-    Read(_SHAPE, "our decoder, not models of transformers", _is_ours),
-    Read(("data.path", "data.max_documents"), "the text of a corpus", lambda c: c.data.name not in SYNTHETIC),
-    Read(("data.needles",), "data=passkey or eval.task=passkey", _asks_pass_keys),
-    Read(("tokenizer.vocab_size",), "tokenizer=gpt2", lambda c: c.tokenizer.name == "gpt2"),
-    Read(("tokenizer.file",), "tokenizer=gpt2 or pretrained", lambda c: c.tokenizer.name not in ("bytes", "code")),
-    *(_of_another(key, *said["needs"]) for key, said in _OF_MEMORY.items() if "needs" in said),
+    Used(_SHAPE, "our decoder, not models of transformers", _is_ours),
+    Used(("data.path", "data.max_documents"), "the text of a corpus", lambda c: c.data.name not in SYNTHETIC),
+    Used(("data.needles",), "data=passkey or eval.task=passkey", _asks_pass_keys),
+    Used(("tokenizer.vocab_size",), "tokenizer=gpt2", lambda c: c.tokenizer.name == "gpt2"),
+    Used(("tokenizer.file",), "tokenizer=gpt2 or pretrained", lambda c: c.tokenizer.name not in ("bytes", "code")),
+    *(_needs_other(key, *said["needs"]) for key, said in _MEMORY_FIELDS.items() if "needs" in said),
 )
 
 # Keys whose values other than the default must have an effect, whoever sets them.
 _NEEDED = (
-    _of_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping", "train.k"),
-    Read(("eval.task",), "model=landmark", _can_have_task),
-    Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
-    Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
-    Read(
-        tuple(key for key in _OF_BLOCKS if key not in (*_OF_LANDMARKS, "memory.window")),
+    _needs_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping", "train.k"),
+    Used(("eval.task",), "model=landmark", _can_have_task),
+    Used(_OF_OURS, "our decoder, not models of transformers", _is_ours),
+    Used(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
+    Used(
+        tuple(key for key in _BLOCK_CACHE_FIELDS if key not in (*_LANDMARK_FIELDS, "memory.window")),
         "model=pretrained",
         lambda c: bool(c.model.as_is),
     ),
-    Read(
-        tuple(key for key in _OF_LANDMARKS if key not in (*_OF_BLOCKS, "seed")),
+    Used(
+        tuple(key for key in _LANDMARK_FIELDS if key not in (*_BLOCK_CACHE_FIELDS, "seed")),
         "a model with landmarks",
         lambda c: not c.model.as_is,
     ),
-    Read(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
-    Read(
+    Used(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
+    Used(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",
         lambda c: c.data.name not in SYNTHETIC,
     ),
-    Read(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
-    Read(("train.local",), "train.k, numbers of blocks like [4]", lambda config: config.train.k is not None),
-    Read(("train.local",), "cmt=off and positions=standard", lambda c: not c.cmt.enabled and c.positions.p_jump == 1),
-    Read(
+    Used(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
+    Used(("train.local",), "train.k, numbers of blocks like [4]", lambda config: config.train.k is not None),
+    Used(("train.local",), "cmt=off and positions=standard", lambda c: not c.cmt.enabled and c.positions.p_jump == 1),
+    Used(
         ("train.k",), "attention without fused kernels, set model.backend=auto", lambda c: c.model.backend != "triton"
     ),
-    Read(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
-    Read(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
-    Read(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
+    Used(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
+    Used(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
+    Used(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
 )
 
 _OF_KINDS = tuple(
-    _of_kind(item.metadata["kind"], f"{group}.{item.name}")
+    _needs_kind(item.metadata["kind"], f"{group}.{item.name}")
     for group, schema in (("model", ModelConfig), ("train", TrainConfig))
     for item in fields(schema)
     if "kind" in item.metadata
@@ -170,11 +170,11 @@ _OF_KINDS = tuple(
 _ALTERNATIVES = (("data.tasks", "data.passkeys"), ("model.name", "model.architecture"))
 
 _OF_TASKS = (
-    Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
-    Read(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
-    Read(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
-    Read(("generate.sources",), "model=pretrained, and an answer about prompt_file or memory.load", _has_sources),
-    Read(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
+    Used(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
+    Used(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
+    Used(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
+    Used(("generate.sources",), "model=pretrained, and an answer about prompt_file or memory.load", _has_sources),
+    Used(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 
 
@@ -238,7 +238,7 @@ def resolve(config: Config) -> Config:
 def unused(keys: Iterable[str], configs: Sequence[Config]) -> UserError | None:
     """An error that names the first key that none of the configurations reads; None where each has an effect."""
     for key in keys:
-        for read in READ_BY:
+        for read in USED_BY:
             if any(key == own or key.startswith(f"{own}.") for own in read.keys) and not any(map(read.holds, configs)):
                 kinds = ", ".join(dict.fromkeys(config.model.kind for config in configs))
                 place = f"on model={kinds}" if read.needs.startswith("model=") else "here"
@@ -246,7 +246,7 @@ def unused(keys: Iterable[str], configs: Sequence[Config]) -> UserError | None:
     return None
 
 
-def _check_needed(config: Config, needed: Iterable[Read]) -> None:
+def _check_needed(config: Config, needed: Iterable[Used]) -> None:
     """Raise UserError for a value other than the default, and other than none at all, that has no effect."""
     usual = Config()
     for read in needed:

@@ -106,8 +106,8 @@ def select(
             raise UserError(f"row {name}: {one_line(error)}") from error
     given = [override.key_or_group for override in parse(shared)]
     if fault := unused(given, [replace(row.configs[0], task=config.task) for row in rows]):
-        of_rows = (to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items())
-        every = [replace(each, task=config.task) for each in of_rows]
+        composed = (to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items())
+        every = [replace(each, task=config.task) for each in composed]
         if config.row is None or unused(given, every):
             raise fault
         _log.warning("row %s: %s, as another row is", config.row, fault)
@@ -186,8 +186,8 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
         raise UserError(f"start={config.start}: that row trains nothing")
     check_settings(base)
     gets_landmarks = (base.model.kind, config.model.kind) == ("transformer", "landmark")
-    of_landmarks = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
-    free = ("backend", *(("kind", "block_size", *of_landmarks) if gets_landmarks else ()))
+    landmark_fields = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
+    free = ("backend", *(("kind", "block_size", *landmark_fields) if gets_landmarks else ()))
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
     if config.model.name is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")

@@ -47,14 +47,14 @@ def one_of(default: Any, *choices: Any) -> Any:
 MEMORY_OF_BLOCKS = {"retrieval.first": 0}  # for models with landmarks, which have no such blocks
 
 
-def of_memory(group: str) -> Any:
+def memory_fields(group: str) -> Any:
     """A dataclass with the settings of a memory that this group of settings has."""
     found = {}
     for item in fields(MemorySettings) + fields(BlockCacheSettings):
         if item.metadata["key"].startswith(f"{group}.") and item.metadata["key"] != "memory.window":
             default = MEMORY_OF_BLOCKS.get(item.metadata["key"], item.default)
             found.setdefault(item.metadata["key"].partition(".")[2], (item.type, field(default=default)))
-    return make_dataclass(f"{group.title()}OfMemory", [(name, *of_field) for name, of_field in found.items()])
+    return make_dataclass(f"{group.title()}OfMemory", [(name, *field_spec) for name, field_spec in found.items()])
 
 
 @dataclass
@@ -157,12 +157,12 @@ class TrainerConfig:
 
 
 @dataclass
-class RetrievalConfig(of_memory("retrieval")):
+class RetrievalConfig(memory_fields("retrieval")):
     """Which blocks a landmark model retrieves."""
 
 
 @dataclass
-class MemoryConfig(of_memory("memory")):
+class MemoryConfig(memory_fields("memory")):
     """What is kept between the chunks of a long input."""
 
     window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
@@ -172,14 +172,14 @@ class MemoryConfig(of_memory("memory")):
 
 
 @dataclass
-class CmtConfig(of_memory("cmt")):
+class CmtConfig(memory_fields("cmt")):
     """The context miss token (paper, Appendix D)."""
 
     enabled: bool = False
 
 
 @dataclass
-class PositionsConfig(of_memory("positions")):
+class PositionsConfig(memory_fields("positions")):
     """Positions of a landmark model."""
 
     p_jump: int = setting(1, least=1)  # in training: the largest jump after a landmark; 1: none

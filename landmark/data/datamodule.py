@@ -55,11 +55,11 @@ class WindowDataModule(lightning.LightningDataModule):
             "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
         }
 
-        def windows(split: str, **of_text: Any) -> TrainingWindows | SyntheticWindows:
+        def windows(split: str, **options: Any) -> TrainingWindows | SyntheticWindows:
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot, "beginning": tokenizer.beginning}
-            return TrainingWindows(corpus.split(split), **settings, **special, **of_text)
+            return TrainingWindows(corpus.split(split), **settings, **special, **options)
 
         shares = config.data.repeats
         repeats = None if shares is None else Repeats(shares, config.train.steps)
@@ -92,14 +92,14 @@ class WindowDataModule(lightning.LightningDataModule):
         for step in itertools.count(self.start_step):
             batch = self.training.batch(step, indices)
             if self._controlled is not None:
-                batch = replace(batch, controlled=self._controlled.of_step(self._seed, step, indices))
+                batch = replace(batch, controlled=self._controlled.for_step(self._seed, step, indices))
             if self._jumps is not None and batch.phase is not None:
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
             if self._k is not None:
                 (drawn,) = random_numbers(self._seed, step, K, range(1))
                 batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
             for change in self._changes:
-                batch = change.of_step(batch, self._seed, step, indices)
+                batch = change.for_step(batch, self._seed, step, indices)
             if self.micro_batch is None:
                 yield batch
             else:
@@ -113,9 +113,9 @@ class WindowDataModule(lightning.LightningDataModule):
             numbers = starts[first + indices.start : first + indices.stop]
             batch = self.validation.at(numbers)
             if self._controlled is not None:
-                batch = replace(batch, controlled=self._controlled.of_validation(numbers))
+                batch = replace(batch, controlled=self._controlled.for_validation(numbers))
             for change in self._changes:
-                batch = change.of_validation(batch, numbers)
+                batch = change.for_validation(batch, numbers)
             yield batch
 
     def _share(self) -> range:

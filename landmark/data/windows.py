@@ -86,8 +86,8 @@ class TrainingWindows:
         drawn = random_numbers(self.seed, step, STARTS, range(self.batch_size))
         if self._cut_as is None:
             return (drawn % np.uint64(self.num_starts)).astype(np.int64)
-        of_view = self.num_starts + len(self._tokens) // self._cut_as
-        starts, _ = raw_position((drawn % np.uint64(of_view)).astype(np.int64), self._cut_as)
+        per_view = self.num_starts + len(self._tokens) // self._cut_as
+        starts, _ = raw_position((drawn % np.uint64(per_view)).astype(np.int64), self._cut_as)
         return np.minimum(starts, self.num_starts - 1)
 
     def at(self, starts: Sequence[int] | np.ndarray) -> WindowBatch:
@@ -185,14 +185,14 @@ class ControlledLandmarks:
     layers: int
     blocks: int
 
-    def of_step(self, seed: int, step: int, indices: range) -> Tensor:
+    def for_step(self, seed: int, step: int, indices: range) -> Tensor:
         """Controlled landmarks (indices, layers, blocks), bool, as a function of seed, step and index."""
         drawn = random_numbers(seed, step, CONTROLLED, indices, (self.layers, self.blocks))
         return torch.from_numpy(drawn >> np.uint64(63) == 1)
 
-    def of_validation(self, windows: Sequence[int] | np.ndarray) -> Tensor:
+    def for_validation(self, windows: Sequence[int] | np.ndarray) -> Tensor:
         """Controlled landmarks (windows, layers, blocks), bool, as a function of each window's number."""
-        return torch.cat([self.of_step(int(window), _VALIDATION, range(1)) for window in windows])
+        return torch.cat([self.for_step(int(window), _VALIDATION, range(1)) for window in windows])
 
 
 @dataclass(frozen=True)

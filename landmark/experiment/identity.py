@@ -28,7 +28,7 @@ _OPTIMISATION = (
     *("steps", "batch_size", "length", "cut_as", "k", "local", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
-_OF_NAMED = ("kind", "block_size", "lora_rank")
+_PRETRAINED = ("kind", "block_size", "lora_rank")
 _ALWAYS = ("max_blocks", "k", "granularity", "scorer")
 
 
@@ -59,7 +59,7 @@ def run_settings(
     if config.data.passkeys is not None:
         settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
-        settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
+        settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
     if beginning:
         settings["beginning"] = list(beginning)
     if config.model.as_is:  # nothing is trained
@@ -81,7 +81,7 @@ def _dtype(config: Config) -> dict[str, str]:
     return {} if (dtype := config.model.reading_dtype) == "float32" else {"dtype": dtype}
 
 
-def _of_memory(config: Config) -> dict[str, Any]:
+def _memory_identity(config: Config) -> dict[str, Any]:
     """How a landmark model reads: of a memory's settings those in `_ALWAYS`, and those that are not the default."""
     memory, settings = memory_settings(config), {}
     if isinstance(memory, BlockCacheSettings):
@@ -131,13 +131,13 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
     if kind == "landmark":
-        settings |= _of_memory(config)
+        settings |= _memory_identity(config)
     if kind == "transformer" and config.memory.window is not None:
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
-    for of_extension in hooks(config, "row_settings"):
-        settings |= of_extension(config)
+    for extension_settings in hooks(config, "row_settings"):
+        settings |= extension_settings(config)
     return settings
 
 

@@ -32,7 +32,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses, inference, token_losses
 from landmark.models import LanguageModel
 from landmark.models.config import DecoderConfig
-from landmark.models.decoder import Decoder, ReadWindow
+from landmark.models.decoder import Decoder, WindowInputs
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -47,7 +47,7 @@ _DRAWN = 4096  # tokens of a text whose random numbers are drawn together
 def check(config: Config) -> None:
     """Raise UserError for settings that have no effect on a model that reads whole texts of a corpus, and no memory."""
     check_model(config.model.kind, config.cmt.enabled, config.model.backend)
-    of_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
+    unmasked_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
     measured = [("eval.task", config.eval.task)]
     chunks = ("train.local", config.train.local), ("eval.local", resolved(config).eval.local != config.eval.length)
     kept = [
@@ -56,7 +56,7 @@ def check(config: Config) -> None:
         for item in fields(getattr(config, group))
         if (value := getattr(getattr(config, group), item.name)) is not None and item.name != "k"
     ]
-    for key, value in (*of_text, *measured, *chunks, *kept):
+    for key, value in (*unmasked_text, *measured, *chunks, *kept):
         if value:
             raise UserError(f"{key}: has no effect on model.masked=true, which reads whole texts, without a memory")
     if config.data.name in SYNTHETIC or config.task in ("generate", "inspect"):
@@ -95,19 +95,19 @@ class MaskedTokens:
     mask: int
     kept: Sequence[int]
 
-    def of_step(self, batch: WindowBatch, seed: int, step: int, indices: range) -> WindowBatch:
+    def for_step(self, batch: WindowBatch, seed: int, step: int, indices: range) -> WindowBatch:
         """Some windows of a step with hidden tokens, and those as targets, as a function of seed, step and index."""
         return self._hide(batch, random_numbers(seed, step, MASKS, indices, (batch.tokens.shape[1],)))
 
-    def of_validation(self, batch: WindowBatch, windows: Sequence[int] | np.ndarray) -> WindowBatch:
+    def for_validation(self, batch: WindowBatch, windows: Sequence[int] | np.ndarray) -> WindowBatch:
         """The same for validation windows, as a function of each window's number."""
         shape = (batch.tokens.shape[1],)
         drawn = [random_numbers(int(window), _VALIDATION, MASKS, range(1), shape) for window in windows]
         return self._hide(batch, np.concatenate(drawn))
 
-    def of_text(self, tokens: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def mask_text(self, tokens: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Raw ids (B, L) with masks, and which are hidden, by their places in a stream. starts: (B,), of rows."""
-        hidden = self._drawn_below(np.stack([_of_places(start, tokens.shape[1]) for start in starts]), tokens)
+        hidden = self._drawn_below(np.stack([_numbers_at(start, tokens.shape[1]) for start in starts]), tokens)
         return tokens.masked_fill(hidden, self.mask), hidden
 
     def _hide(self, batch: WindowBatch, drawn: np.ndarray) -> WindowBatch:
@@ -128,7 +128,7 @@ def masked_tokens(tokenizer: Tokenizer) -> MaskedTokens:
     return MaskedTokens(mask, (tokenizer.landmark, tokenizer.eot))
 
 
-def _of_places(start: int, length: int) -> np.ndarray:
+def _numbers_at(start: int, length: int) -> np.ndarray:
     """Random numbers of the places start … start+length−1 of a stream, uint64 (length,)."""
     first, last = start // _DRAWN, (start + length - 1) // _DRAWN
     drawn = [random_numbers(part, _TEXT, MASKS, range(1), (_DRAWN,))[0] for part in range(first, last + 1)]
@@ -169,7 +169,7 @@ class Model(Decoder):
         super().__init__(config)
 
     def attend_in_window(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: WindowInputs, extra: ContextMiss | None
     ) -> Tensor:
         """Attention in both directions."""
         if window.layout is None:
@@ -204,7 +204,7 @@ def evaluate(
         batch = [cut[number] for number in numbers]
         raw = np.stack([stream.tokens[s.start : s.start + s.length] for s in batch]).astype(np.int64)
         tokens = torch.from_numpy(raw).to(measured.device)
-        shown, hidden = masks.of_text(tokens, [segment.start for segment in batch])
+        shown, hidden = masks.mask_text(tokens, [segment.start for segment in batch])
         with inference(model, config):
             logits = model(shown, **blocks)
             losses = token_losses(logits, tokens)

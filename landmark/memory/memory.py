@@ -242,8 +242,8 @@ class Memory:
             ages = chosen if retrieves is None else masked_ages(chosen, retrieves)
             self._statistics.count_retrieved(ages, out[..., 0].numel(), retrieves)
         if self.observer is not None:
-            of_queries = ages, weights, question.cmt_weight, retrieves
-            self.observer(Retrieval(question.layer, self.position, question.store, *of_queries))
+            per_query = ages, weights, question.cmt_weight, retrieves
+            self.observer(Retrieval(question.layer, self.position, question.store, *per_query))
         return out
 
     @torch.no_grad()
@@ -287,7 +287,7 @@ class Memory:
             keys, values = (x[:, :, : count * width].unflatten(2, (count, width)) for x in (k, v))
             factors = self.positions.stored(self.keys.rotary(layer), state.store.added, (count, width), keys)
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
-            keys = self.keys.with_means(keys, self.gate.of_landmark)
+            keys = self.keys.with_means(keys, self.gate.landmark_share)
             state.store.reserve(self._expected, values[..., 1:, :])
             state.store.add(keys, values)
         return count * width
@@ -383,8 +383,8 @@ class Memory:
         before = self.__dict__.copy()
         self.reset()
         try:
-            of_memory = self._identity(), self.store.max_blocks, self.new_layer
-            self.position, self.layers = load(Path(folder), *of_memory, device)
+            expected = self._identity(), self.store.max_blocks, self.new_layer
+            self.position, self.layers = load(Path(folder), *expected, device)
         except BaseException:
             self.__dict__.update(before)
             raise

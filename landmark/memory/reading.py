@@ -42,7 +42,7 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tupl
     q, k = rotate(question.q, factors[pending:]), rotate(k, factors)
     complete = k.shape[2] // width * width
     if keys.landmark != "token" and complete:
-        blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), question.gate.of_landmark)
+        blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), question.gate.landmark_share)
         k = torch.cat([blocks.flatten(2, 3), k[:, :, complete:]], 2)
     seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -82,12 +82,12 @@ def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, 
     rows, blocks = None, store.in_place() if retrieves is None else None
     if blocks is None:
         rows, blocks = _fetched_rows(queries, store, ages, retrieves)
-    of_store = {"added": store.added, "recent": question.lags.own, "rows": rows, "alpha": question.gate.alpha}
+    stored = {"added": store.added, "recent": question.lags.own, "rows": rows, "alpha": question.gate.alpha}
     tensors = queries, *blocks, store.landmarks, ages
     if question.cmt_weight is None:
-        return attend_to_retrieved_blocks(*tensors, **of_store, local=local)
+        return attend_to_retrieved_blocks(*tensors, **stored, local=local)
     weighted = {"weight": question.cmt_weight, "selected": retrieves}
-    return local[0] + attend_to_retrieved_blocks(*tensors, **of_store, **weighted)
+    return local[0] + attend_to_retrieved_blocks(*tensors, **stored, **weighted)
 
 
 def _fetched_rows(
@@ -117,7 +117,7 @@ def read_blocks(question: Question, ages: Tensor) -> tuple[WeightedSum, Tensor]:
         values = torch.index_select(part.blocks.values, 0, part.blocks.rows, out=part.buffer)
         out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), values))
         gates[part.tiles] = tiles.split(tiles.gates(part, question.gate))
-    return partial(tiles.weighted_sum, out), tiles.of_queries(gates).squeeze(-1)
+    return partial(tiles.weighted_sum, out), tiles.to_queries(gates).squeeze(-1)
 
 
 def weights_of_blocks(question: Question, ages: Tensor, selected: Tensor | None) -> Tensor:
@@ -130,7 +130,7 @@ def weights_of_blocks(question: Question, ages: Tensor, selected: Tensor | None)
     weights = tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
         weights[part.tiles] = tiles.split(tiles.gates(part, Grouped(1.0)))
-    return tiles.of_queries(weights)[..., 0]
+    return tiles.to_queries(weights)[..., 0]
 
 
 class FetchedTiles(NamedTuple):
@@ -154,7 +154,7 @@ class QueryTiles:
     1. Sort the pairs by *owner* and block. An owner is a key/value head of a sample, whose query heads read the same
        blocks, or with "per_token" a whole sample, whose heads choose together.
     2. Put the queries of an owner that chose the same block into tiles.
-    3. `parts`: compute tile by tile. `of_queries`: put the results back in the order of the queries.
+    3. `parts`: compute tile by tile. `to_queries`: put the results back in the order of the queries.
     """
 
     def __init__(self, question: Question, rotated: Tensor, ages: Tensor, lags: Tensor, selected: Tensor | None):
@@ -195,10 +195,10 @@ class QueryTiles:
         place = (last - tiles)[number] * self._tile + rank
         self._back = torch.empty_like(place).scatter(0, order, place)  # where each pair's result stands
         self._rows = place.new_zeros(self._count * self._tile).scatter(0, place, source[order])
-        of_tile = torch.searchsorted(last, torch.arange(self._count, device=device), right=True).clamp(max=groups - 1)
-        of_tile = group.new_zeros(groups).scatter(0, number, group)[of_tile]
-        of_head = (of_tile // capacity * self._fetched)[:, None] + torch.arange(self._fetched, device=device)
-        self._places = of_head * capacity + (of_tile % capacity)[:, None]
+        tile_head = torch.searchsorted(last, torch.arange(self._count, device=device), right=True).clamp(max=groups - 1)
+        tile_head = group.new_zeros(groups).scatter(0, number, group)[tile_head]
+        head_places = (tile_head // capacity * self._fetched)[:, None] + torch.arange(self._fetched, device=device)
+        self._places = head_places * capacity + (tile_head % capacity)[:, None]
 
     def parts(self) -> Iterator[FetchedTiles]:
         """The scores of all pairs, many tiles at a time."""
@@ -223,7 +223,7 @@ class QueryTiles:
         """The gates of a part's blocks, (m, r, 1), in the type of the landmarks."""
         landmarks = self.store.read_landmarks(part.places)[..., None]
         scores = capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
-        return gate.of_blocks(scores, lambda: _logsumexp(part.scores.to(landmarks.dtype)))
+        return gate.block_gates(scores, lambda: _logsumexp(part.scores.to(landmarks.dtype)))
 
     def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:
         """Room for results of all tiles: `width` numbers for each pair and query head."""
@@ -235,7 +235,7 @@ class QueryTiles:
         x = x.unflatten(0, (-1, self._fetched)).unflatten(2, (self._tile, -1))
         return x.transpose(1, 2)
 
-    def of_queries(self, x: Tensor) -> Tensor:
+    def to_queries(self, x: Tensor) -> Tensor:
         """Results of all tiles, as in `empty`, → (B, H, T, q, width); 0 for queries that are not selected."""
         x = x.flatten(0, 1).index_select(0, self._back)
         if self._selected_pairs is not None:
@@ -247,7 +247,7 @@ class QueryTiles:
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
         """Results of all tiles, summed over the blocks of each query with weights (B, H, T, q): (B, H, T, width).
 
-        It is the sum over `of_queries(x)`, which is not made: on a CPU that takes up to 50 times as long.
+        It is the sum over `to_queries(x)`, which is not made: on a CPU that takes up to 50 times as long.
         """
         batch, choosing, queries, count = self._shape
         rows = self._back.view(-1, 1, count) * self._together

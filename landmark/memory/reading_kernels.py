@@ -64,13 +64,13 @@ def attend_to_retrieved_blocks(
     splits = splits_of(count, tiles * heads * batch, out.device)
     parts = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
     lse = parts if splits == 1 else parts.new_empty(parts.shape[:-1])
-    of_queries = out if weight is None else weight, out if selected is None else selected
+    per_query = out if weight is None else weight, out if selected is None else selected
     number, counter = (0, added) if isinstance(added, Tensor) else (added, ages)
     fixed = {"WEIGHTED": weight is not None, "MASKED": selected is not None, "SPLITS": splits}
     with on_device_of(rotated_queries):
         retrieved_blocks[(tiles * splits, heads, batch)](
             *(rotated_queries, keys, values, rows_of_landmarks, ages, ages if rows is None else rows),
-            *(local_out, local_lse, *of_queries, parts, lse, counter),
+            *(local_out, local_lse, *per_query, parts, lse, counter),
             *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *rows_of_landmarks.stride(), *ages.stride()),
             *(queries, heads, landmarks.shape[1], sets, count, number, landmarks.shape[2], lags, recent),
             LOCAL=local is not None,
@@ -81,9 +81,9 @@ def attend_to_retrieved_blocks(
             **options,
         )
         if splits > 1:
-            of_merge, all_queries = merge_constants(dim), batch * heads * queries
-            grid = (-(-all_queries // of_merge["M"]),)
-            merged_splits[grid](parts, lse, *of_queries, out, all_queries, **fixed, **of_merge)
+            merging, all_queries = merge_constants(dim), batch * heads * queries
+            grid = (-(-all_queries // merging["M"]),)
+            merged_splits[grid](parts, lse, *per_query, out, all_queries, **fixed, **merging)
     return out
 
 
@@ -133,39 +133,39 @@ def retrieved_blocks(
     row_ok = row < queries
     d = tl.arange(0, BLOCK_D)
     d_ok = d < D
-    of_row = head_of_sample * queries + row
+    row_index = head_of_sample * queries + row
     here = row_ok[:, None] & d_ok[None, :]
-    at = of_row[:, None] * D + d[None, :]
+    at = row_index[:, None] * D + d[None, :]
     running = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_D), tl.float32)
     if LOCAL:
-        running = tl.load(LocalLse + of_row, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
+        running = tl.load(LocalLse + row_index, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
         running = tl.where(split == 0, running, float("-inf"))
         total = tl.where(running == float("-inf"), 0.0, 1.0)
         acc = tl.load(LocalOut + at, mask=here, other=0.0).to(tl.float32) * total[:, None]
     kv_head = head * kv_heads // heads
-    of_ages = Ages + batch * a_b + (head * sets // heads) * a_h
-    of_rows = Rows + head_of_sample * count
+    age_base = Ages + batch * a_b + (head * sets // heads) * a_h
+    row_base = Rows + head_of_sample * count
     read = count
     if not SHARED:
-        of_ages += tile.to(tl.int64) * a_t
-        of_rows = Rows + (head_of_sample * queries + tile) * count
+        age_base += tile.to(tl.int64) * a_t
+        row_base = Rows + (head_of_sample * queries + tile) * count
         if MASKED:
             read = tl.where(tl.load(Selected + head_of_sample * queries + tile) != 0, count, 0)
     offset = tl.arange(0, SEGMENT)
-    of_query = Q + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
+    query_base = Q + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
     in_block = offset[:, None] * k_t + d[None, :] * k_d
     in_values = offset[:, None] * v_t + d[None, :] * v_d
     token = (offset < L)[:, None] & d_ok[None, :]
-    of_store = (batch * kv_heads + kv_head) * capacity
+    store_base = (batch * kv_heads + kv_head) * capacity
     first = split * tl.cdiv(count, SPLITS)
     for r in range(first, tl.minimum(first + tl.cdiv(count, SPLITS), read)):
-        age = tl.load(of_ages + r * a_d).to(tl.int64)
-        place = of_store + (added - age) % capacity
-        block = place if IN_PLACE else tl.load(of_rows + r).to(tl.int64)
+        age = tl.load(age_base + r * a_d).to(tl.int64)
+        place = store_base + (added - age) % capacity
+        block = place if IN_PLACE else tl.load(row_base + r).to(tl.int64)
         lag = tl.maximum(1, count - r + tl.where(age > recent, lags - count, 0)).to(tl.int64)
-        q = tl.load(of_query + (lag - 1) * q_s, mask=here, other=0.0)
+        q = tl.load(query_base + (lag - 1) * q_s, mask=here, other=0.0)
         k = tl.load(Keys + block * k_n + in_block, mask=token, other=0.0)
         landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
         gate = tl.sum(q.to(tl.float32) * landmark.to(tl.float32)[None, :], axis=1) * LOG2_E
@@ -176,13 +176,13 @@ def retrieved_blocks(
         scores = tl.where((offset < L)[None, :], scores * LOG2_E, float("-inf"))
         largest = tl.max(scores, axis=1)
         weights = tl.exp2(scores - largest[:, None])
-        of_block = tl.sum(weights, axis=1)
+        block_sum = tl.sum(weights, axis=1)
         if ALPHA != 0:
-            gate += ALPHA * (largest + tl.log2(of_block))
+            gate += ALPHA * (largest + tl.log2(block_sum))
         larger = tl.maximum(running, gate)
         share = tl.exp2(gate - larger)
         rescale = tl.exp2(running - larger)
-        weights = weights * (share / of_block)[:, None]
+        weights = weights * (share / block_sum)[:, None]
         v = tl.load(Values + block * v_n + in_values, mask=token, other=0.0)
         if SHARED:
             acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
@@ -194,22 +194,22 @@ def retrieved_blocks(
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     if SPLITS == 1:
-        acc = _weighted(acc, Weight, Selected, of_row, row_ok, WEIGHTED, MASKED)
+        acc = _weighted(acc, Weight, Selected, row_index, row_ok, WEIGHTED, MASKED)
         tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=here)
     else:
-        of_split = split * tl.num_programs(2).to(tl.int64) * heads * queries
+        split_base = split * tl.num_programs(2).to(tl.int64) * heads * queries
         lse = tl.where(nothing, float("-inf"), running + tl.log2(tl.where(nothing, 1.0, total)))
-        tl.store(Lse + of_split + of_row, lse, mask=row_ok)
-        tl.store(Out + of_split * D + at, acc, mask=here)
+        tl.store(Lse + split_base + row_index, lse, mask=row_ok)
+        tl.store(Out + split_base * D + at, acc, mask=here)
 
 
 @triton.jit
-def _weighted(acc, Weight, Selected, of_row, row_ok, WEIGHTED: tl.constexpr, MASKED: tl.constexpr):
+def _weighted(acc, Weight, Selected, row_index, row_ok, WEIGHTED: tl.constexpr, MASKED: tl.constexpr):
     """Outputs (M, D) times the weights of their queries, 0 for those that do not retrieve."""
     if WEIGHTED:
-        acc = acc * tl.load(Weight + of_row, mask=row_ok, other=0.0)[:, None]
+        acc = acc * tl.load(Weight + row_index, mask=row_ok, other=0.0)[:, None]
     if MASKED:
-        selected = tl.load(Selected + of_row, mask=row_ok, other=0) != 0
+        selected = tl.load(Selected + row_index, mask=row_ok, other=0) != 0
         acc = tl.where(selected[:, None], acc, 0.0)
     return acc
 
@@ -307,9 +307,9 @@ def pending_tokens(
     own = pending + token  # place of the token in its block
     pair = tl.arange(0, BLOCK)
     pair_ok = pair < PAIRS
-    of_query = Q + batch * q_b + head * q_h + token * q_t + 2 * pair * q_d
-    even = tl.load(of_query, mask=pair_ok, other=0.0).to(tl.float32) * scale
-    odd = tl.load(of_query + q_d, mask=pair_ok, other=0.0).to(tl.float32) * scale
+    query_base = Q + batch * q_b + head * q_h + token * q_t + 2 * pair * q_d
+    even = tl.load(query_base, mask=pair_ok, other=0.0).to(tl.float32) * scale
+    odd = tl.load(query_base + q_d, mask=pair_ok, other=0.0).to(tl.float32) * scale
     cosine = tl.load(Factors + (own * PAIRS + pair) * 2, mask=pair_ok, other=0.0)
     sine = tl.load(Factors + (own * PAIRS + pair) * 2 + 1, mask=pair_ok, other=0.0)
     q_even, q_odd = even * cosine - odd * sine, even * sine + odd * cosine
@@ -342,11 +342,11 @@ def pending_tokens(
     v_odd = tl.load(Values + stored + 1, mask=is_old, other=0.0).to(tl.float32)
     v_odd += tl.load(new_v + v_d, mask=is_new, other=0.0).to(tl.float32)
     out_even, out_odd = tl.sum(v_even * weights, axis=0), tl.sum(v_odd * weights, axis=0)
-    of_out = (batch * heads + head) * queries + token
-    out = Out + of_out * 2 * PAIRS + 2 * pair
+    out_row = (batch * heads + head) * queries + token
+    out = Out + out_row * 2 * PAIRS + 2 * pair
     tl.store(out, out_even.to(Out.dtype.element_ty), mask=pair_ok)
     tl.store(out + 1, out_odd.to(Out.dtype.element_ty), mask=pair_ok)
-    tl.store(Lse + of_out, largest + tl.log(total))
+    tl.store(Lse + out_row, largest + tl.log(total))
 
     if head % group == 0:
         to = in_block + own * 2 * PAIRS + 2 * pair
@@ -357,15 +357,15 @@ def pending_tokens(
         tl.store(Values + to, tl.load(from_v, mask=pair_ok, other=0.0), mask=pair_ok)
         tl.store(Values + to + 1, tl.load(from_v + v_d, mask=pair_ok, other=0.0), mask=pair_ok)
 
-    of_lag = (batch * queries + token) * heads + head
+    lag_base = (batch * queries + token) * heads + head
     for lag in range(1, lags + 1):
         turn = Factors + ((own + lag * W) * PAIRS + pair) * 2
         turn_cosine = tl.load(turn, mask=pair_ok, other=0.0)
         turn_sine = tl.load(turn + 1, mask=pair_ok, other=0.0)
-        numbers = of_lag * 2 * PAIRS + 2 * pair
+        numbers = lag_base * 2 * PAIRS + 2 * pair
         turned_even, turned_odd = even * turn_cosine - odd * turn_sine, even * turn_sine + odd * turn_cosine
         tl.store(Exact + numbers, turned_even, mask=pair_ok)
         tl.store(Exact + numbers + 1, turned_odd, mask=pair_ok)
         tl.store(Rounded + numbers, turned_even.to(Rounded.dtype.element_ty), mask=pair_ok)
         tl.store(Rounded + numbers + 1, turned_odd.to(Rounded.dtype.element_ty), mask=pair_ok)
-        of_lag += tl.num_programs(2).to(tl.int64) * queries * heads
+        lag_base += tl.num_programs(2).to(tl.int64) * queries * heads

@@ -120,15 +120,15 @@ class Step:
         blocks = store.in_place()
         if count == 0 or blocks is None:
             return local.out
-        of_store: dict[str, Any] = {"added": self._added, "recent": lags.own}
+        stored: dict[str, Any] = {"added": self._added, "recent": lags.own}
         if count == len(store):
             ages = torch.arange(count, 0, -1, device=q.device).expand(*q.shape[:3], count)
         else:
             assert isinstance(memory.select, Best)
             tied = layer in memory.select.tied_layers
-            ages = top_k_landmarks(local.exact, store.landmarks, **of_store, k=count, tied=tied)  # 2
+            ages = top_k_landmarks(local.exact, store.landmarks, **stored, k=count, tied=tied)  # 2
         merged = {"local": (local.out, local.lse), "alpha": memory.gate.alpha}
-        return attend_to_retrieved_blocks(local.rounded, *blocks, store.landmarks, ages, **of_store, **merged)  # 3, 4
+        return attend_to_retrieved_blocks(local.rounded, *blocks, store.landmarks, ages, **stored, **merged)  # 3, 4
 
     def commit(self, tokens: int) -> None:
         """End the chunk of so many tokens, which `begin` has told."""

@@ -168,11 +168,11 @@ class DecoderConfig:
         flat = {name: value for name, value in values.items() if name != "kind" and value is not None}
         arguments: dict[str, Any] = {}
         for name, group in _GROUPS.items():
-            of_group = {_flat_name(item): item for item in fields(group)}
-            given = {item.name: flat.pop(key) for key, item in of_group.items() if key in flat}
+            group_fields = {_flat_name(item): item for item in fields(group)}
+            given = {item.name: flat.pop(key) for key, item in group_fields.items() if key in flat}
             if name in _OF_KIND.values() and name != _OF_KIND.get(kind):
                 continue
-            for key, item in of_group.items():
+            for key, item in group_fields.items():
                 if item.default is MISSING and item.name not in given:
                     raise UserError(f"model.{key}=null: a {kind} model needs it")
             arguments[name] = group(**given)

@@ -35,7 +35,7 @@ MEMORY_OBJECTS = ("keys", "gate", "scoring", "backend", "observer")  # arguments
 
 
 @dataclass(frozen=True)
-class ReadWindow:
+class WindowInputs:
     """What all layers share that read windows at once.
 
     layout: None: the model has no landmarks. factors: rotary, (T, d/2) or (B, 1, T, d/2). is_landmark: (B or 1, T),
@@ -198,14 +198,14 @@ class Decoder(LanguageModel):
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
         return UnlimitedMemory(tokens, keys=self.keys)
 
-    def reading(self, memory: Any) -> Callable[[Tensor], Tensor]:
+    def token_forward(self, memory: Any) -> Callable[[Tensor], Tensor]:
         """As of all models; on a GPU, where the memory is the paper's, by CUDA graphs."""
         like, landmarks, keys = self.embedding.weight, self.config.landmarks, self.config.keys
         as_it_is = self.cmt is None and not keys.bias and not torch.is_autocast_enabled(like.device.type)
         if landmarks is None or landmarks.token is None or not (like.is_cuda and as_it_is):
-            return super().reading(memory)
+            return super().token_forward(memory)
         if not memory.layers or not can_step(memory, like[:, : self.config.head_dim]):
-            return super().reading(memory)
+            return super().token_forward(memory)
         return NextToken(self, memory, landmarks.token)
 
     def fingerprint(self) -> str:
@@ -292,7 +292,7 @@ class Decoder(LanguageModel):
         controlled: Tensor | None,
         positions: Tensor | None,
         top_k: int | None,
-    ) -> ReadWindow:
+    ) -> WindowInputs:
         landmarks, keys, length = self.config.landmarks, self.keys, tokens.shape[1]
         like = self.embedding.weight[:, : self.config.head_dim]
         factors = keys.rotary(0)(0, length, like)
@@ -300,7 +300,7 @@ class Decoder(LanguageModel):
             factors = rotary_factors(positions, self.config.head_dim, keys.rope_base, like.dtype)[:, None]
         is_landmark = self._landmarks(tokens, phase)
         if landmarks is None:
-            return ReadWindow(None, factors, is_landmark, None, controlled, top_k)
+            return WindowInputs(None, factors, is_landmark, None, controlled, top_k)
         if phase is not None:
             computes = has_kernel(self.gate, Scoring(), top_k=top_k)
             phase = place_phase(phase, self.config.backend, like[:1], landmarks.block_size, computes)
@@ -308,7 +308,7 @@ class Decoder(LanguageModel):
         if keys.landmark == "mean":
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
             blocks = WindowBlocks.of(first, length, landmarks.block_size, self.embedding.weight)
-        return ReadWindow(Window(landmarks.block_size, phase), factors, is_landmark, blocks, controlled, top_k)
+        return WindowInputs(Window(landmarks.block_size, phase), factors, is_landmark, blocks, controlled, top_k)
 
     def _landmarks(self, tokens: Tensor, phase: Tensor | None) -> Tensor | None:
         """Which of the tokens (B, T) are landmarks, (B or 1, T), bool. None: there are none, or no option asks."""
@@ -319,20 +319,20 @@ class Decoder(LanguageModel):
         return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], landmarks.block_size)[1]
 
     def _attend_in_window(
-        self, window: ReadWindow, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: ContextMiss | None = None
+        self, window: WindowInputs, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: ContextMiss | None = None
     ) -> Tensor:
         """The attention of a layer over whole windows, with the other parameters of `Memory.attend`."""
         k = self.keys.shifted(k, window.is_landmark)
         q, k = rotate(q, window.factors), rotate(k, window.factors)
         if window.blocks is not None:
-            k = window.blocks.add_means(k, self.gate.of_landmark)
+            k = window.blocks.add_means(k, self.gate.landmark_share)
         if extra is not None:
             controlled = None if window.controlled is None else window.controlled[:, layer]
             extra = ContextMiss(rotate_cmt(extra.key, self.keys.rotary(layer)), controlled)
         return self.attend_in_window(layer, q, k, v, window, extra)
 
     def attend_in_window(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: WindowInputs, extra: ContextMiss | None
     ) -> Tensor:
         """Attention of a layer over whole windows, (B, H, T, d), of rotated queries and keys; extensions replace it."""
         if window.layout is None:

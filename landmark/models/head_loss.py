@@ -44,41 +44,41 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
         narrow, loss = weight.to(hidden.dtype), scale.new_zeros(())
-        of_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
-        of_weight = torch.zeros_like(weight, dtype=scale.dtype) if ctx.needs_input_grad[1] else None
+        grad_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
+        grad_weight = torch.zeros_like(weight, dtype=scale.dtype) if ctx.needs_input_grad[1] else None
         by_kernel = HAS_TRITON and (hidden.is_cuda or is_interpreted()) and hidden.dtype != torch.float64
         together = max(1, (AT_ONCE if by_kernel else min(AT_ONCE, FEW)) // len(weight))
         logits = hidden.new_empty(min(together, len(hidden)), len(weight))
         for start in range(0, len(hidden), together):
             part = slice(start, start + together)
-            rows, of_part = hidden[part], (targets[part], scale[part])
+            rows, part_targets = hidden[part], (targets[part], scale[part])
             torch.mm(rows, narrow.T, out=logits[: len(rows)])
             if by_kernel:
                 from landmark.models.head_loss_kernels import losses_in_place
 
-                losses, ids, gradients = losses_in_place(logits[: len(rows)], *of_part), None, logits[: len(rows)]
+                losses, ids, gradients = losses_in_place(logits[: len(rows)], *part_targets), None, logits[: len(rows)]
             else:
-                losses, ids, gradients = _of_few(logits[: len(rows)], *of_part, of_hidden is not None)
+                losses, ids, gradients = _few_ids(logits[: len(rows)], *part_targets, grad_hidden is not None)
             loss += losses.sum()
-            if of_hidden is not None:
-                torch.mm(gradients, narrow if ids is None else narrow[ids], out=of_hidden[part])
-            if of_weight is not None:
-                found = (gradients.T @ rows).to(of_weight.dtype)
-                of_weight = of_weight.add_(found) if ids is None else of_weight.index_add_(0, ids, found)
-        ctx.gradients = of_hidden, None if of_weight is None else of_weight.to(weight.dtype)
+            if grad_hidden is not None:
+                torch.mm(gradients, narrow if ids is None else narrow[ids], out=grad_hidden[part])
+            if grad_weight is not None:
+                found = (gradients.T @ rows).to(grad_weight.dtype)
+                grad_weight = grad_weight.add_(found) if ids is None else grad_weight.index_add_(0, ids, found)
+        ctx.gradients = grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.gradients is None:
             raise RuntimeError("a head's loss in parts has one backward pass: its gradients are scaled in place")
-        of_both, ctx.gradients = ctx.gradients, None
-        return *(None if x is None else x.mul_(gradients[0]) for x in of_both), None, None
+        both, ctx.gradients = ctx.gradients, None
+        return *(None if x is None else x.mul_(gradients[0]) for x in both), None, None
 
 
-def _of_few(logits: Tensor, targets: Tensor, scale: Tensor, need_gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _few_ids(logits: Tensor, targets: Tensor, scale: Tensor, need_gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
     """scale · loss of each row of logits (N, V), ids (K,) in order, and the gradients (N, K) of their logits."""
-    log_sum_exp, largest = _of_all(logits, scale.dtype)
+    log_sum_exp, largest = _row_statistics(logits, scale.dtype)
     own = targets.clamp(min=0)
     losses = scale * (log_sum_exp - logits.gather(-1, own[:, None]).to(scale.dtype))[:, 0]
     if not need_gradients:
@@ -90,7 +90,7 @@ def _of_few(logits: Tensor, targets: Tensor, scale: Tensor, need_gradients: bool
     return losses, ids, wide.to(logits.dtype)
 
 
-def _of_all(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _row_statistics(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Log-sum-exp of each row of logits (N, V), (N, 1), and the largest probability of each id, (V,), in this type."""
     rows = max(1, IN_CACHE // logits.shape[1])
     log_sum_exp, largest = logits.new_empty(len(logits), 1, dtype=dtype), logits.new_zeros(logits.shape[1], dtype=dtype)

@@ -17,12 +17,12 @@ def losses_in_place(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     """As `landmark.models.head_loss.losses_and_gradients`."""
     losses = torch.empty_like(scale)
     with on_device_of(logits):
-        of_rows[(len(logits),)](logits, targets, scale, losses, logits.stride(0), logits.shape[1], BLOCK, num_warps=8)
+        row_loss[(len(logits),)](logits, targets, scale, losses, logits.stride(0), logits.shape[1], BLOCK, num_warps=8)
     return losses
 
 
 @triton.jit
-def of_rows(Logits, Targets, Scale, Losses, stride, vocabulary, BLOCK: tl.constexpr):
+def row_loss(Logits, Targets, Scale, Losses, stride, vocabulary, BLOCK: tl.constexpr):
     """The loss and the gradient of one row, in float32. A target that is no id matches no logit, and its scale is 0."""
     row = tl.program_id(0).to(tl.int64)
     target, scale = tl.load(Targets + row), tl.load(Scale + row)

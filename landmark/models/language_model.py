@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
     def announce(self, memory: Any, tokens: int) -> None:
         """Let a memory get ready for so many tokens more, which are read in parts."""
 
-    def reading(self, memory: Any) -> Callable[[Tensor], Tensor]:
+    def token_forward(self, memory: Any) -> Callable[[Tensor], Tensor]:
         """How generated tokens (B, 1) are read with a memory that has read the prompts: returns logits (B, 1, V)."""
         return partial(self, memory=memory, last=True)
 
@@ -135,8 +135,8 @@ class LanguageModel(nn.Module):
             before += together.numel()
         for step in itertools.zip_longest(*texts):
             chosen: list[int | None] = [None] * len(rows)
-            for group, of_group in zip(groups, step, strict=True):
-                for n, token in zip(group, of_group or ()):
+            for group, tokens in zip(groups, step, strict=True):
+                for n, token in zip(group, tokens or ()):
                     chosen[n] = token
             yield chosen
 
@@ -150,8 +150,8 @@ class LanguageModel(nn.Module):
 
     def _next_logits(self, memory: Any) -> Callable[[Tensor], Tensor]:
         """What reads a token of each text (B, 1), and returns the logits (B, V) after it."""
-        read = self.reading(memory)
-        return lambda tokens: read(tokens)[:, -1]
+        forward = self.token_forward(memory)
+        return lambda tokens: forward(tokens)[:, -1]
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -117,7 +117,7 @@ class Pretrained(LanguageModel):
         """Hidden states (B, T, D) whose products with the head's weight are the logits; None: they are not all."""
         head, seen = self.bare.get_output_embeddings(), []
 
-        def of_last(_: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
+        def keep_last(_: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
             seen.append(hidden[0])
             return (hidden[0][:, -1:],)
 
@@ -127,7 +127,7 @@ class Pretrained(LanguageModel):
         if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor) or self._scales:
             return None
         hooks = (
-            head.register_forward_pre_hook(of_last),
+            head.register_forward_pre_hook(keep_last),
             head.register_forward_hook(lambda *given: seen.append(given[2])),
         )
         try:
@@ -135,8 +135,8 @@ class Pretrained(LanguageModel):
         finally:
             for hook in hooks:
                 hook.remove()
-        hidden, of_head = seen
-        self._scales = logits is not of_head  # it divides them, or caps them
+        hidden, head_output = seen
+        self._scales = logits is not head_output  # it divides them, or caps them
         return None if self._scales else hidden
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:

@@ -59,8 +59,8 @@ class Table:
     @property
     def settings(self) -> str:
         """Model and text, for titles."""
-        of_model = f"size {self.size}" if self.model is None else self.model
-        return f"{of_model}, data {self.data}, tokenizer {self.tokenizer}"
+        model = f"size {self.size}" if self.model is None else self.model
+        return f"{model}, data {self.data}, tokenizer {self.tokenizer}"
 
     @property
     def header(self) -> str:
@@ -103,8 +103,8 @@ def build(
     for row, records in rows.items():
         base = _first_like(rows, records, same_length=figure == "lines")
         difference = None if trial or row == base else _difference(records, rows[base])
-        of_paper = {} if trial else published(records[0], paper)
-        built.append(TableRow.of(Source(row, records, of_paper, base, difference)))
+        printed = {} if trial else published(records[0], paper)
+        built.append(TableRow.of(Source(row, records, printed, base, difference)))
     return Table(
         name=name,
         size=first["labels"]["size"],

@@ -42,11 +42,11 @@ class Tracker:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")
-            run.use_artifact(of_corpus, corpus, config.data.name)
+            run.use_artifact(corpus_artifact, corpus, config.data.name)
             logger = WholeHistory(run, folder, points)
             yield [logger]
             logger.begin()  # where there was no step to train
-            run.log_artifact(of_run, run_id, folder, config.logger.weights)
+            run.log_artifact(run_artifact, run_id, folder, config.logger.weights)
 
     def row(self, config: Config, record: dict[str, Any], path: Path) -> None:
         """Log an evaluated row: its numbers, its curves over positions and layers, its record, which lies at `path`."""
@@ -55,7 +55,7 @@ class Tracker:
         labels, results = record["labels"], record["results"]
         with open_run(config, record["id"], job_type="evaluate", name=labels["row"]) as run:
             model = Path(labels["run"])
-            run.use_artifact(of_run, record["settings"]["run"], model, config.logger.weights)
+            run.use_artifact(run_artifact, record["settings"]["run"], model, config.logger.weights)
             kind = kind_of(results)
             numbers = _numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval")
             run.log({metric(kind, key): value for key, value in numbers.items()})
@@ -65,7 +65,7 @@ class Tracker:
                 run.define_metric(metric(kind, f"{group}/*"), step_metric=metric(kind, axis), summary="none")
                 for point in points:
                     run.log({metric(kind, key): value for key, value in point.items()})
-            run.log_artifact(of_files, f"row-{record['id']}", "row", [path])
+            run.log_artifact(files_artifact, f"row-{record['id']}", "row", [path])
 
     def table(
         self,
@@ -83,11 +83,11 @@ class Tracker:
 
         with open_run(config, identity, job_type="table", name=config.name) as run:
             for record in records:
-                run.use_artifact(of_files, f"row-{record.stem}", "row", [record])
+                run.use_artifact(files_artifact, f"row-{record.stem}", "row", [record])
             run.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
             for picture in [path for path in files if path.suffix == ".png"]:
                 run.log({"picture": wandb.Image(str(picture))})
-            run.log_artifact(of_files, f"table-{config.name}-{files[0].stem}", "table", files)
+            run.log_artifact(files_artifact, f"table-{config.name}-{files[0].stem}", "table", files)
 
 
 def metric(kind: str, key: str) -> str:
@@ -130,7 +130,7 @@ def _numbers(results: dict[str, Any], part: str | None = None) -> dict[str, floa
 # describes it again, and W&B recognizes the version. So no server is asked, and offline runs record the same.
 
 
-def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
+def corpus_artifact(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
     """The streams of a corpus: paths and checksums of the files, which are not uploaded."""
     stream = corpus.split("train")
     folder = getattr(corpus, "folder", None)
@@ -142,7 +142,7 @@ def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
     return artifact
 
 
-def of_run(identity: str, folder: Path, weights: bool) -> "Artifact":
+def run_artifact(identity: str, folder: Path, weights: bool) -> "Artifact":
     """The model in the folder of a run. weights: upload them; else only their path and checksum are recorded."""
     trained = (folder / RUN).is_file()  # else an untrained model of transformers
     settings = read_json(folder / RUN) if trained else {}
@@ -153,7 +153,7 @@ def of_run(identity: str, folder: Path, weights: bool) -> "Artifact":
     return artifact
 
 
-def of_files(name: str, kind: str, files: Sequence[Path]) -> "Artifact":
+def files_artifact(name: str, kind: str, files: Sequence[Path]) -> "Artifact":
     """Files that are uploaded: the record of a row, or a table's text and pictures."""
     import wandb
 

@@ -127,6 +127,6 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
     shape = model.config
-    of_model = shape.block_size, shape.window, shape.recurrence and shape.recurrence.cache
-    keys = training_keys(config, of_model)
+    layout = shape.block_size, shape.window, shape.recurrence and shape.recurrence.cache
+    keys = training_keys(config, layout)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)

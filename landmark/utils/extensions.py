@@ -9,8 +9,8 @@ An extension of the package declares the settings of the model that it reads, fi
 - `check(config)`: raises UserError where settings do not fit it.
 - `resolved(config)`: the configuration with settings filled in that null stands for.
 - `row_settings(config)`: a part of a row's identity.
-- `window_data(config, tokenizer)`: changes batches of windows, by `of_step(batch, seed, step, indices)` in training and
-  `of_validation(batch, windows)`.
+- `window_data(config, tokenizer)`: changes batches of windows, in training by `for_step(batch, seed, step, indices)`,
+  in validation by `for_validation(batch, windows)`.
 - `keys_per_query(length)`: mean number of keys that a query attends to in a window or text of so many tokens.
 - `evaluate(model, stream, tokenizer, config, progress)`: in place of perplexity.
 """

@@ -100,7 +100,7 @@ def windows_of(seed, step, indices, **settings):
 DRAWN = {  # what is drawn for some windows of a step
     "windows": windows_of,
     "repeats": lambda *drawn: windows_of(*drawn, repeats=Repeats([0.8, 0.4], 2**40)),
-    "controlled landmarks": ControlledLandmarks(2, 9).of_step,
+    "controlled landmarks": ControlledLandmarks(2, 9).for_step,
     "jumps": jumps_of,
 }
 
@@ -134,14 +134,14 @@ def test_positions_jump_uniformly_after_landmarks_only(phase):
 
 
 def test_random_numbers_differ_by_purpose_layer_and_window_and_are_the_same_for_each_share():
-    controlled = ControlledLandmarks(layers=3, blocks=6).of_step(0, 0, range(2000))
+    controlled = ControlledLandmarks(layers=3, blocks=6).for_step(0, 0, range(2000))
     assert controlled.shape == (2000, 3, 6)
     assert (controlled.double().mean((0,)) - 0.5).abs().max() < 0.05
     agree = (controlled[:, 0] == controlled[:, 1]).double().mean()
     assert abs(agree - 0.5) < 0.05
     controlled, numbers = ControlledLandmarks(2, 6), np.array([5, 900, 17])
-    whole = controlled.of_validation(numbers)
-    assert torch.equal(torch.cat([controlled.of_validation(numbers[i : i + 1]) for i in range(3)]), whole)
+    whole = controlled.for_validation(numbers)
+    assert torch.equal(torch.cat([controlled.for_validation(numbers[i : i + 1]) for i in range(3)]), whole)
     assert not torch.equal(whole[0], whole[1])
     streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS, REPEATS)]
     assert len({number for stream in streams for number in stream}) == 200

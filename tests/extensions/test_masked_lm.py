@@ -118,11 +118,11 @@ def test_hidden_tokens_are_the_targets_the_same_for_every_device_and_validation(
 def test_a_text_has_the_same_hidden_tokens_in_stretches_of_any_length_and_the_mask_is_an_unused_id():
     masks, text = MaskedTokens(MASK, SPECIAL), torch.randint(0, 256, (1, 9000))
     text[0, ::50] = TOKENIZER.eot
-    whole, hidden = masks.of_text(text, [700])
+    whole, hidden = masks.mask_text(text, [700])
     assert torch.equal(whole, text.masked_fill(hidden, MASK))
     assert not hidden[0, ::50].any()
     for start, length in ((0, 1), (3000, 700), (3395, 2), (8000, 1000)):
-        part, _ = masks.of_text(text[:, start : start + length], [700 + start])
+        part, _ = masks.mask_text(text[:, start : start + length], [700 + start])
         assert torch.equal(part, whole[:, start : start + length])
     for name in ("bytes", "code"):
         tokenizer = load_tokenizer(name)
@@ -148,7 +148,7 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
     for span in (0, (len(ids) - 1) // 2):
         for start, skipped in [*((span + 60 * n, 0) for n in range(4)), (span + 196, 44)]:
             tokens = torch.from_numpy(ids[start : start + 60].astype(np.int64))[None]
-            shown, hidden = masks.of_text(tokens, [start])
+            shown, hidden = masks.mask_text(tokens, [start])
             logits = model(shown, **({"top_k": k} if kind == "landmark" else {}))[0]
             for place in hidden[0].nonzero()[:, 0].tolist():
                 if place >= skipped:

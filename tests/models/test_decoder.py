@@ -340,8 +340,8 @@ def test_half_precision_rounds_no_more_than_autocast(way, sharpness, few, monkey
     torch.manual_seed(0)
     hidden, weight = sharpness * torch.randn(2, 40, 16), torch.randn(300, 16)
     targets = torch.randint(0, 300, (2, 40))
-    made, of_few = [], parts._of_few
-    monkeypatch.setattr(parts, "_of_few", lambda *given: made.append(of_few(*given)) or made[-1])
+    made, probable = [], parts._few_ids
+    monkeypatch.setattr(parts, "_few_ids", lambda *given: made.append(probable(*given)) or made[-1])
 
     def gradients(loss_of, dtype=torch.float32):
         leaves = hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()

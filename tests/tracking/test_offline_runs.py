@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from landmark.experiment.records import Records
-from landmark.tracking.tracker import of_run
+from landmark.tracking.tracker import run_artifact
 from landmark.utils.source_tree import commit
 from tests.tracking.wandb_server import read_offline
 from tests.workplace import run_task
@@ -95,7 +95,7 @@ def test_artifacts_lead_from_the_text_to_the_table_streams_are_referred_to_and_w
     assert set(files) == set(names.split())
     (folder,) = offline.output.glob(f"runs/*{training.identity}")
     assert files["model.safetensors"].local_path == str(folder / "model.safetensors")
-    kept = of_run(training.identity, folder, weights=False)  # weights that stay are the same version
+    kept = run_artifact(training.identity, folder, weights=False)  # weights that stay are the same version
     assert kept.digest == model.digest
     assert kept.manifest.entries["model.safetensors"].ref == (folder / "model.safetensors").as_uri()
 

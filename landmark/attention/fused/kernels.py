@@ -59,7 +59,7 @@ def forward(
     q = load_rows(Q + batch * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
     k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
     v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
-    of_row = (batch * heads + head) * rows + begin + row
+    row_index = (batch * heads + head) * rows + begin + row
     controlled_base = Controlled + sample * blocks
     shift, cmt_gate = tl.zeros((M,), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     if CMT:
@@ -67,8 +67,8 @@ def forward(
             q, k_base, controlled_base, own, last, phase, length, blocks, scale, k_t, k_d,
             W, D, BLOCK_D, M, 64, PRECISION,
         )  # fmt: skip
-        tl.store(ControlledLse + of_row, controlled_lse, mask=row_ok)
-        cmt_score = tl.load(CmtScores + of_row, mask=row_ok, other=0.0)
+        tl.store(ControlledLse + row_index, controlled_lse, mask=row_ok)
+        cmt_score = tl.load(CmtScores + row_index, mask=row_ok, other=0.0)
         unseen = controlled_lse == float("-inf")
         shift = tl.where(unseen, 0.0, cmt_score - tl.where(unseen, 0.0, controlled_lse))
         cmt_gate = tl.where(unseen, cmt_score, float("-inf"))
@@ -108,7 +108,7 @@ def forward(
     acc = acc / tl.where(nothing, 1.0, weight)[:, None]
     store_rows(Out + batch * o_b + head * o_h, start, local, row_ok, o_t, o_d, acc, D, BLOCK_D)
     lse = tl.where(nothing, float("-inf"), running + tl.log2(tl.where(nothing, 1.0, weight)))
-    tl.store(Lse + of_row, lse, mask=row_ok)
+    tl.store(Lse + row_index, lse, mask=row_ok)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
@@ -128,13 +128,13 @@ def backward_means(
     row_ok = row < rows
     out = load_rows(Out + batch * o_b + head * o_h, tile * M, offset, row_ok, o_t, o_d, D, BLOCK_D)
     do = load_rows(Do + batch * do_b + head * do_h, tile * M, offset, row_ok, do_t, do_d, D, BLOCK_D)
-    of_head = (batch * heads + head) * rows
-    d_lse = tl.load(DLse + of_head + row, mask=row_ok, other=0.0)
+    head_base = (batch * heads + head) * rows
+    d_lse = tl.load(DLse + head_base + row, mask=row_ok, other=0.0)
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), axis=1) - lse_scale * d_lse
-    tl.store(Delta + of_head + row, delta, mask=row_ok)
+    tl.store(Delta + head_base + row, delta, mask=row_ok)
     if ALL:
         nothing = tl.zeros((M, BLOCK_D), tl.float32)
-        store_rows(DqSum + of_head * D, tile * M, offset, row_ok, D, 1, nothing, D, BLOCK_D)
+        store_rows(DqSum + head_base * D, tile * M, offset, row_ok, D, 1, nothing, D, BLOCK_D)
 
 
 @triton.jit
@@ -164,10 +164,10 @@ def _gradients(
     d_gate = tl.where(earlier, summed - outer * delta[:, None], 0.0)
     mean = delta[:, None]
     if ALPHA != 1:
-        of_block = summed / tl.where(outer > 0.0, outer, 1.0)  # D_ib
+        block_mean = summed / tl.where(outer > 0.0, outer, 1.0)  # D_ib
         if ALPHA != 0:
-            of_block += ALPHA * (mean - of_block)
-        mean = tl.where(earlier, of_block, mean)
+            block_mean += ALPHA * (mean - block_mean)
+        mean = tl.where(earlier, block_mean, mean)
     d_scores = weights * (products - mean[:, :, None])
     d_shift = tl.zeros((M,), tl.float32)
     if CMT:
@@ -180,15 +180,15 @@ def _gradients(
 
 
 @triton.jit
-def _load_cmt(CmtScores, ControlledLse, of_row, row_ok):
+def _load_cmt(CmtScores, ControlledLse, row_index, row_ok):
     """The shift of controlled landmarks' gates, their log-sum-exp, the token's score, and whether a query sees none.
 
     Shift and log-sum-exp are 0 for a query that sees no controlled landmark.
     """
-    controlled_lse = tl.load(ControlledLse + of_row, mask=row_ok, other=float("-inf"))
+    controlled_lse = tl.load(ControlledLse + row_index, mask=row_ok, other=float("-inf"))
     unseen = controlled_lse == float("-inf")
     controlled_lse = tl.where(unseen, 0.0, controlled_lse)
-    cmt_score = tl.load(CmtScores + of_row, mask=row_ok, other=0.0)
+    cmt_score = tl.load(CmtScores + row_index, mask=row_ok, other=0.0)
     return tl.where(unseen, 0.0, cmt_score - controlled_lse), controlled_lse, cmt_score, unseen
 
 
@@ -216,15 +216,15 @@ def backward_queries(
     do = load_rows(Do + batch * do_b + head * do_h, start, local, row_ok, do_t, do_d, D, BLOCK_D)
     k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
     v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
-    of_row = (batch * heads + head) * rows + begin + row
-    delta = tl.load(Delta + of_row, mask=row_ok, other=0.0)
-    lse = tl.load(Lse + of_row, mask=row_ok, other=0.0)
+    row_index = (batch * heads + head) * rows + begin + row
+    delta = tl.load(Delta + row_index, mask=row_ok, other=0.0)
+    lse = tl.load(Lse + row_index, mask=row_ok, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     controlled_base = Controlled + sample * blocks
     nothing = tl.zeros((M,), tl.float32)
     shift, controlled_lse = nothing, nothing
     if CMT:
-        shift, controlled_lse, cmt_score, unseen = _load_cmt(CmtScores, ControlledLse, of_row, row_ok)
+        shift, controlled_lse, cmt_score, unseen = _load_cmt(CmtScores, ControlledLse, row_index, row_ok)
     dq = tl.zeros((M, BLOCK_D), tl.float32)
     d_shift = tl.zeros((M,), tl.float32)
     end, masked = masked_tiles(first, last, GROUP)
@@ -242,7 +242,7 @@ def backward_queries(
             dq += tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
             d_shift += more
     if CMT:
-        tl.store(DCmtScores + of_row, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
+        tl.store(DCmtScores + row_index, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
         for at in range(0, last, 64):
             landmarks, seen = controlled_landmarks(
                 k_base, controlled_base, at, own, phase, length, blocks, k_t, k_d, W, D, BLOCK_D, 64
@@ -294,21 +294,23 @@ def backward_keys(
         head = kv_head * group + member
         q_base = Q + batch * q_b + head * q_h + tl.cast(begin, tl.int64) * q_t
         do_base = Do + batch * do_b + head * do_h + tl.cast(begin, tl.int64) * do_t
-        of_head = (batch * heads + head) * rows + begin
+        head_base = (batch * heads + head) * rows + begin
         for LATER in tl.static_range(2):  # queries of blocks that are all later than the keys need no mask
             low, high = (tl.maximum(beyond, start), end) if LATER else (start, tl.minimum(beyond, end))
             for tile_of_queries in tl.range(low, high, disable_licm=LEAN):
                 local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
                 q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
                 do = load_rows(do_base, tile_of_queries * M, local, row_ok, do_t, do_d, D, BLOCK_D)
-                lse = tl.load(Lse + of_head + row, mask=row_ok, other=0.0)
+                lse = tl.load(Lse + head_base + row, mask=row_ok, other=0.0)
                 lse = tl.where(lse == float("-inf"), 0.0, lse)
-                delta = tl.load(Delta + of_head + row, mask=row_ok, other=0.0)
+                delta = tl.load(Delta + head_base + row, mask=row_ok, other=0.0)
                 nothing = tl.zeros((M,), tl.float32)
                 shift, controlled_lse, d_cmt_score = nothing, nothing, nothing
                 if CMT:
-                    shift, controlled_lse, _, _ = _load_cmt(CmtScores + of_head, ControlledLse + of_head, row, row_ok)
-                    d_cmt_score = tl.load(DCmtScores + of_head + row, mask=row_ok, other=0.0)
+                    shift, controlled_lse, _, _ = _load_cmt(
+                        CmtScores + head_base, ControlledLse + head_base, row, row_ok
+                    )
+                    d_cmt_score = tl.load(DCmtScores + head_base + row, mask=row_ok, other=0.0)
                 weights, d_scores, _ = _gradients(
                     q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile,
                     phase, length, scale, W, GROUP, SEGMENT, M, LATER == 0, CMT, ALPHA, PRECISION,
@@ -317,7 +319,7 @@ def backward_keys(
                 dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)
                 if ALL:
                     dq = tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
-                    add_rows(DqSum + of_head * D, tile_of_queries * M, local, row_ok, dq, D, BLOCK_D)
+                    add_rows(DqSum + head_base * D, tile_of_queries * M, local, row_ok, dq, D, BLOCK_D)
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
     dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
     store_rows(dk_base, first, place, valid, dk_t, dk_d, dk * natural_scale, D, BLOCK_D)

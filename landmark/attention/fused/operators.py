@@ -38,7 +38,7 @@ def _attention(q, k, v, phase, starts, extra, controlled, block_size, prefix, sc
     controlled_lse = torch.empty_like(lse) if extra is not None else lse.new_empty(0)
     launch(
         "forward",
-        *(q, k, v, out, lse, *_of_samples(lse, phase, starts, extra, controlled_lse, controlled)),
+        *(q, k, v, out, lse, *_per_sample(lse, phase, starts, extra, controlled_lse, controlled)),
         *(*q.stride(), *k.stride(), *v.stride(), *out.stride()),
         *(*_shape(q, k, phase, controlled, prefix), scale * LOG2_E),
         over=q,
@@ -50,7 +50,7 @@ def _attention(q, k, v, phase, starts, extra, controlled, block_size, prefix, sc
     return out, lse, controlled_lse
 
 
-def _of_samples(unused: Tensor, phase, starts, extra, controlled_lse, controlled) -> tuple[Tensor, ...]:
+def _per_sample(unused: Tensor, phase, starts, extra, controlled_lse, controlled) -> tuple[Tensor, ...]:
     """The tensors of samples and extra place, with another tensor, which is never read, for None."""
     extra = unused if extra is None else extra * LOG2_E
     starts, controlled = ((phase if x is None else x).contiguous() for x in (starts, controlled))
@@ -81,7 +81,7 @@ def _attention_backward(
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_extra = torch.empty_like(lse if extra is not None else controlled_lse)
-    of_samples = _of_samples(lse, phase, starts, extra, controlled_lse, controlled)
+    per_sample = _per_sample(lse, phase, starts, extra, controlled_lse, controlled)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     shape = (*_shape(q, k, phase, controlled, prefix), scale * LOG2_E, scale)
     settings = {"block_size": block_size, "cmt": extra is not None, "alpha": alpha}
@@ -99,9 +99,9 @@ def _attention_backward(
             **options,
         )
     if not in_one:
-        tensors = (q, k, v, do, delta, lse, dq, d_extra, *of_samples)
+        tensors = (q, k, v, do, delta, lse, dq, d_extra, *per_sample)
         launch("backward_queries", *tensors, *strides, *dq.stride(), *shape, over=q, **settings)
-    tensors = (q, k, v, do, delta, lse, dk, dv, d_extra, dq_sum, *of_samples)
+    tensors = (q, k, v, do, delta, lse, dk, dv, d_extra, dq_sum, *per_sample)
     kernel = "backward" if in_one else "backward_keys"
     launch(kernel, *tensors, *strides, *dk.stride(), *dv.stride(), *shape, over=k, **settings)
     if in_one:
@@ -121,9 +121,9 @@ def _(do, d_lse, q, k, v, out, lse, controlled_lse, phase, starts, extra, *_):
 
 
 def _keep(ctx, inputs, output) -> None:
-    q, k, v, *of_samples = inputs[:7]
+    q, k, v, *per_sample = inputs[:7]
     ctx.numbers = inputs[7:]
-    ctx.save_for_backward(q, k, v, *output, *of_samples)
+    ctx.save_for_backward(q, k, v, *output, *per_sample)
 
 
 def _backward(ctx, grad_out: Tensor, grad_lse: Tensor, _):

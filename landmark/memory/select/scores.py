@@ -42,13 +42,13 @@ def best_of_summaries(question: Question, k: int, summaries: Tensor, granularity
     if question.backend == "triton" and has_kernel and few:
         from landmark.memory.select.scores_kernels import top_k_landmarks
 
-        of_store = {"added": store.added, "recent": question.lags.own}
-        return top_k_landmarks(queries, summaries, **of_store, k=count, tied=is_tied)
+        stored = {"added": store.added, "recent": question.lags.own}
+        return top_k_landmarks(queries, summaries, **stored, k=count, tied=is_tied)
     chosen = torch.empty(*sets, count, dtype=torch.int64, device=queries.device)
     group, buffer = queries.shape[3] // summaries.shape[1], queries.new_empty(0)
     for kv, part in _parts(question, granularity, summaries.shape[1]):
-        of_heads = slice(kv.start * group, kv.stop * group)
-        q = queries[:, :, part, of_heads]
+        chosen_heads = slice(kv.start * group, kv.stop * group)
+        q = queries[:, :, part, chosen_heads]
         size = q[0, ..., 0].numel() * len(store)
         buffer = buffer if buffer.numel() >= size else queries.new_empty(size)  # allocating memory is slow
         scores, ages, normaliser = scores_of_blocks(
@@ -60,9 +60,9 @@ def best_of_summaries(question: Question, k: int, summaries: Tensor, granularity
         if granularity == "per_head":
             scores, part = scores.amax(2, keepdim=True), slice(None)
         elif granularity != "per_token_and_head":
-            of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
-            scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
-        chosen[:, of_heads, part] = best_ages(scores, ages, count)
+            chosen_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
+            scores = scores.unflatten(1, (chosen_heads.stop - chosen_heads.start, -1)).amax(2)
+        chosen[:, chosen_heads, part] = best_ages(scores, ages, count)
     return chosen.sort(-1, descending=True).values
 
 
@@ -80,14 +80,14 @@ def scores_of(queries: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
 def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
     """Slices of key/value heads and of queries to score together; those that choose together are not parted."""
     _, batch, queries, heads, _ = (exact := question.exact).shape
-    of_one = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
-    room = SCORED_AT_ONCE.get(exact.device.type, SCORED_ELSEWHERE) // of_one
-    of_heads, of_queries = kv_heads, max(1, min(queries, room // kv_heads))
+    scores_per_query = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
+    room = SCORED_AT_ONCE.get(exact.device.type, SCORED_ELSEWHERE) // scores_per_query
+    head_step, query_step = kv_heads, max(1, min(queries, room // kv_heads))
     if granularity == "per_head":
-        of_heads, of_queries = max(1, min(kv_heads, room // queries)), queries
-    for head in range(0, kv_heads, of_heads):
-        for query in range(0, queries, of_queries):
-            yield slice(head, min(head + of_heads, kv_heads)), slice(query, min(query + of_queries, queries))
+        head_step, query_step = max(1, min(kv_heads, room // queries)), queries
+    for head in range(0, kv_heads, head_step):
+        for query in range(0, queries, query_step):
+            yield slice(head, min(head + head_step, kv_heads)), slice(query, min(query + query_step, queries))
 
 
 def scores_of_blocks(

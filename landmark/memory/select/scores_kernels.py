@@ -77,13 +77,13 @@ def best_of_tile(
         added = tl.load(Added)
     blocks = tl.minimum(added, capacity).to(tl.int32)
     recent = tl.minimum(recent, blocks)
-    of_kv = tl.program_id(2).to(tl.int64)
-    batch, kv_head, group = of_kv // kv_heads, of_kv % kv_heads, heads // kv_heads
+    kv_index = tl.program_id(2).to(tl.int64)
+    batch, kv_head, group = kv_index // kv_heads, kv_index % kv_heads, heads // kv_heads
     row = tl.program_id(1) * M + tl.arange(0, M)
     query, head = (row // group).to(tl.int64), kv_head * group + row % group
     d = tl.arange(0, BLOCK_D)
     here = (query < queries)[:, None] & (d < D)[None, :]
-    of_query = batch * q_b + query[:, None] * q_t + head[:, None] * q_h + d[None, :] * q_d
+    query_base = batch * q_b + query[:, None] * q_t + head[:, None] * q_h + d[None, :] * q_d
     first = tl.program_id(0) * N
     last = first + N
     if TIED:
@@ -95,32 +95,32 @@ def best_of_tile(
         place = first + tl.arange(0, N)
         age = (added - 1 - place) % capacity + 1
         exists = place < blocks
-    of_head = Landmarks + batch * l_b + kv_head * l_h
-    of_landmark = of_head + place[:, None].to(tl.int64) * l_n + d[None, :] * l_d
-    landmarks = tl.load(of_landmark, mask=exists[:, None] & (d < D)[None, :], other=0.0)
-    q = tl.load(Oldest + of_query, mask=here, other=0.0)
+    head_base = Landmarks + batch * l_b + kv_head * l_h
+    landmark_ptr = head_base + place[:, None].to(tl.int64) * l_n + d[None, :] * l_d
+    landmarks = tl.load(landmark_ptr, mask=exists[:, None] & (d < D)[None, :], other=0.0)
+    q = tl.load(Oldest + query_base, mask=here, other=0.0)
     if M == 1:
         scores = tl.sum(landmarks * q, axis=1)[None, :]
     else:
         scores = tl.dot(q, tl.trans(landmarks), input_precision="ieee")
-    of_lag = Q + of_query
+    lag_base = Q + query_base
     for newest in range(1, recent + 1):  # blocks with a lag of their own
         newer = (added - newest) % capacity
         if (newer >= first) & (newer < last):
-            landmark = tl.load(of_head + newer.to(tl.int64) * l_n + d * l_d, mask=d < D, other=0.0)
-            q = tl.load(of_lag, mask=here, other=0.0)
+            landmark = tl.load(head_base + newer.to(tl.int64) * l_n + d * l_d, mask=d < D, other=0.0)
+            q = tl.load(lag_base, mask=here, other=0.0)
             scores = tl.where((place == newer)[None, :], tl.sum(q * landmark[None, :], axis=1)[:, None], scores)
-        of_lag += q_s
+        lag_base += q_s
     # The bits of a float, read as an integer, have its order; those of negative ones are turned round. −0 becomes 0.
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     recency = 0x7FFFFFFF - age
     pairs = (bits.to(tl.int64) << 32) | recency.to(tl.int64)[None, :]
     pairs = tl.where(exists[None, :], pairs, NOTHING)
-    of_best = Best + (((batch * heads + head) * queries + query) * tl.num_programs(0) + tl.program_id(0)) * K
+    best_base = Best + (((batch * heads + head) * queries + query) * tl.num_programs(0) + tl.program_id(0)) * K
     for rank in tl.static_range(K):
         best = tl.max(pairs, axis=1)
-        tl.store(of_best + rank, best, mask=query < queries)
+        tl.store(best_base + rank, best, mask=query < queries)
         pairs = tl.where(pairs == best[:, None], NOTHING, pairs)
 
 

@@ -20,7 +20,7 @@ from landmark.memory.settings import TIERS
 from landmark.utils.errors import UserError
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-Read = Callable[[Tensor, Tensor], Tensor]  # reads the blocks at places (n,) into a tensor (n, 2·ℓ·d) on the CPU
+Fetch = Callable[[Tensor, Tensor], Tensor]  # reads the blocks at places (n,) into a tensor (n, 2·ℓ·d) on the CPU
 
 
 def new_buffer(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", pinned: bool = False) -> Tensor:
@@ -111,7 +111,7 @@ class FetchedBlocks:
         self._place_of[here], self._used[here] = -1, 0
         slots[:] = -1
 
-    def fetch(self, places: np.ndarray, read: Read, counts: TierCounts) -> tuple[Tensor, Tensor, Tensor]:
+    def fetch(self, places: np.ndarray, read: Fetch, counts: TierCounts) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values (m, ℓ, d) among which are the blocks at these places (n,), and the index of each block, (n,).
 
         read: reads blocks from the slower tier. counts: are updated.
@@ -140,7 +140,7 @@ class FetchedBlocks:
                 self._used[slots[missing]] = self._clock
         return keys, values, self._on_device(slots[index])
 
-    def _transfer(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> int:
+    def _transfer(self, read: Fetch, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> int:
         """Read the blocks at places (n,), copy them to the rows `into` (n,) of keys and values (m, ℓ, d), and return
         their bytes."""
         if self._stream is None:
@@ -166,7 +166,7 @@ class FetchedBlocks:
         self._staging.reverse()
         return blocks.nbytes
 
-    def _staged(self, read: Read, places: Tensor) -> Tensor:
+    def _staged(self, read: Fetch, places: Tensor) -> Tensor:
         """Blocks (n, 2, ℓ, d) on the CPU, in a buffer that is used again, because allocating memory is slow."""
         block = self.keys.shape[1:]
         if len(self._staging[0]) < len(places):

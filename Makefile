@@ -31,7 +31,9 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-test: lint docs
+# The linters are one process each, so that two cores share them.
+test: $(VENV)/.installed
+	$(MAKE) --jobs=2 lint docs
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder -rfEs
 
 # Runs, records and corpora in outputs/ are results, which no target deletes.

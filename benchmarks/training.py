@@ -48,7 +48,8 @@ def run(options: Options, say: Say) -> Report:
 def configuration(size: str, model: list[str], quick: bool) -> Config:
     """The recipe of a size with a batch of 4. nano uses the tokenizer `bytes`."""
     tokenizer = "bytes" if size == "nano" else "gpt2"
-    tiny = ["model.num_layers=1", "train.length=128", "model.mlp_dim=64", "model.num_heads=2"] if quick else []
+    width = ["model.num_layers=1", "model.mlp_dim=64", "model.num_heads=2", "model.head_dim=8"]
+    tiny = [*width, "train.length=128"] if quick else []
     return composed(f"size={size}", *model, f"tokenizer={tokenizer}", "train.batch_size=4", *tiny)
 
 

@@ -135,8 +135,8 @@ class LanguageModel(nn.Module):
             before += together.numel()
         for step in itertools.zip_longest(*texts):
             chosen: list[int | None] = [None] * len(rows)
-            for group, tokens in zip(groups, step, strict=True):
-                for n, token in zip(group, tokens or ()):
+            for group, given in zip(groups, step, strict=True):
+                for n, token in zip(group, given or ()):
                     chosen[n] = token
             yield chosen
 

@@ -94,6 +94,8 @@ def config_of(file: GGUF) -> Any:
 
     said, architecture = _keys(file), architecture_of(file)
     fields = {name: said[key] for key, name in (_COMMON | dict(architecture.keys)).items() if key in said}
+    if (used := said.get("expert_used_count", 0)) > (experts := said.get("expert_count", 0)):
+        raise _refused(file, "expert_used_count", used, f"there are {experts} experts")
     hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
     rotated = said.get("rope.dimension_count")
     head_dim = said.get("attention.key_length") or (architecture.family == "llama" and rotated) or hidden // heads

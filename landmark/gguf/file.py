@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
@@ -27,7 +27,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 class Stored:
     """A tensor in a file. shape: as torch has it. kind: a name of `PLAIN` or `KINDS`."""
 
-    file: _Mapped
+    file: Mapped
     name: str
     kind: str
     shape: tuple[int, ...]
@@ -44,6 +44,11 @@ class Stored:
         if self.kind in PLAIN:
             return self.count * PLAIN[self.kind].itemsize
         return self.count // KINDS[self.kind].block * KINDS[self.kind].bytes
+
+    def part(self, number: int) -> Stored:
+        """One of the tensors that its first dimension counts, as the matrix of one expert."""
+        offset = self.offset + number * (self.size // self.shape[0])
+        return replace(self, name=f"{self.name}[{number}]", shape=self.shape[1:], offset=offset)
 
     def rows(self) -> Tensor:
         """Its bytes, a row each: all dimensions but the last are rows. Pages are read where they are used."""
@@ -67,7 +72,7 @@ def _digest(tensor: Stored) -> str:
     return digest.hexdigest()
 
 
-class _Mapped:
+class Mapped:
     """A file, mapped. Copies of a model share it; one that comes out of a pickle maps it again."""
 
     def __init__(self, path: str) -> None:
@@ -76,11 +81,11 @@ class _Mapped:
             # Copy on write, because torch takes no memory that cannot be written to; nothing is written.
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
-    def __deepcopy__(self, _: Any) -> _Mapped:
+    def __deepcopy__(self, _: Any) -> Mapped:
         return self
 
     def __reduce__(self) -> Any:
-        return _Mapped, (self.path,)
+        return Mapped, (self.path,)
 
 
 class GGUF:
@@ -163,7 +168,7 @@ def _opened(path: str, *_: int) -> GGUF:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     try:
-        return _Header(_Mapped(str(path))).read()
+        return _Header(Mapped(str(path))).read()
     except (struct.error, IndexError, KeyError, UnicodeDecodeError, OverflowError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -175,7 +180,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
 class _Header:
     """Reads the header of a file from its beginning."""
 
-    def __init__(self, file: _Mapped) -> None:
+    def __init__(self, file: Mapped) -> None:
         self.file, self.position = file, 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, Stored]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -233,6 +234,39 @@ class QuantizedLinear(Quantized):
         y = self._packed.product(flat) if few else self._packed.expanded_product(flat)
         y = y[:, : self.out_features].view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+
+class QuantizedExperts(nn.Module):
+    """Gated experts with the weights of a file; those that routers chose are computed, each for all of its tokens.
+
+    stored: `gate`, `up` (E, inner, D) and `down` (E, D, inner). act_fn: between them. As transformers' modules with
+    `gate_up_proj` and `down_proj`, which a saved model has.
+    """
+
+    def __init__(self, stored: Mapping[str, Stored], act_fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.num_experts, self.act_fn, self.stored = stored["down"].shape[0], act_fn, stored
+        for name, whole in stored.items():
+            parts = (QuantizedLinear(whole.part(n), None, None, is_tied=True) for n in range(self.num_experts))
+            setattr(self, name, nn.ModuleList(parts))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The sum (N, D) of the chosen experts of tokens (N, D), weighted. top_k_index, top_k_weights: (N, k)."""
+        out = torch.zeros_like(hidden_states)
+        for number in top_k_index.unique().tolist():
+            if number == self.num_experts:  # of a place without an expert
+                continue
+            rows, places = torch.where(top_k_index == number)
+            x, (gate, up, down) = hidden_states[rows], (each[number] for each in (self.gate, self.up, self.down))
+            y = down(self.act_fn(gate(x)) * up(x)) * top_k_weights[rows, places, None]
+            out.index_add_(0, rows, y.to(out.dtype))
+        return out
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            gate, up, down = (expanded(self.stored[name], torch.bfloat16) for name in ("gate", "up", "down"))
+            destination |= {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
 
 
 class QuantizedEmbedding(Quantized):

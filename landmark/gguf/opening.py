@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from landmark.gguf.config import Architecture, architecture_of, config_of
 from landmark.gguf.file import GGUF, Stored, opened
-from landmark.gguf.linear import Quantized, QuantizedEmbedding, QuantizedLinear, bytes_by_form, expanded, is_packable
+from landmark.gguf.linear import (
+    Quantized,
+    QuantizedEmbedding,
+    QuantizedExperts,
+    QuantizedLinear,
+    bytes_by_form,
+    expanded,
+    is_packable,
+)
 from landmark.gguf.types import PLAIN, dequantised
 from landmark.utils.errors import UserError
 
@@ -40,6 +48,11 @@ def open_gguf(path: str | Path, dtype: torch.dtype, device: str | torch.device =
         module = model.get_submodule(module_name)
         if stays and leaf == "weight" and tensors[0].kind not in PLAIN and isinstance(module, nn.Linear | nn.Embedding):
             model.set_submodule(module_name, _quantised(module, tensors[0], dtype, _order(architecture, name, model)))
+        elif stays and _EXPERTS.fullmatch(name) and _are_integers(file, module_name, names):
+            if leaf == "down_proj":
+                gate, up = (file.tensors[source] for source in names[f"{module_name}.gate_up_proj"])
+                experts = QuantizedExperts({"gate": gate, "up": up, "down": tensors[0]}, module.act_fn)
+                model.set_submodule(module_name, experts)
         elif (name, sources) != (_HEAD, [_EMBEDDING]):  # else the head is the embedding
             plain[name] = _weights(architecture, tensors, name, model, dtype)
     if unused := sorted(file.tensors.keys() - given - {_OF_ROTATION}):
@@ -98,6 +111,12 @@ def _quantised(module: Any, stored: Stored, dtype: torch.dtype, order: Tensor | 
     if isinstance(module, nn.Embedding):
         return QuantizedEmbedding(stored, dtype, getattr(module, "embed_scale", None))
     return QuantizedLinear(stored, module.bias, order, is_tied=stored.name == _EMBEDDING)
+
+
+def _are_integers(file: GGUF, experts: str, names: dict[str, list[str]]) -> bool:
+    """Whether all matrices of a module of experts are integers in the file."""
+    sources = [*names[f"{experts}.gate_up_proj"], *names[f"{experts}.down_proj"]]
+    return all(file.tensors[source].kind not in PLAIN for source in sources)
 
 
 def _order(architecture: Architecture, name: str, model: Any) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Models in .gguf files: of each family, with each key, with bad content, and what is done with them afterwards."""
 
+import copy
 import logging
 from contextlib import suppress
 
@@ -66,21 +67,27 @@ def test_a_model_of_each_family_comes_out_as_it_was_written(case, tmp_path):
 
 
 @packs
-@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma3", "qwen3_moe", "mixtral"])
 def test_integers_stay_and_logits_are_those_of_the_weights(case, tmp_path):
-    """Experts are expanded; the head of a tied model is that of its embedding."""
+    """Those of each expert too; the head of a tied model is that of its embedding."""
     model = make_model(case, hidden_size=256, intermediate_size=512)
-    file = write(tmp_path / "tiny.gguf", case, model, lambda name: "Q8_0" if "exps" in name else mixed(name))
+    file = write(tmp_path / "tiny.gguf", case, model, lambda name: "Q5_1" if "down_exps" in name else mixed(name))
     exact = logits(model)
     plain = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16).eval()
     plain.load_state_dict(model.state_dict())
     found = open_gguf(file, torch.bfloat16)
     kept = [each for each in found.modules() if isinstance(each, Quantized)]
-    assert len(kept) == 2 + model.config.num_hidden_layers * (4 if "moe" in case else 7)
+    experts = getattr(model.config, "num_experts", getattr(model.config, "num_local_experts", 1))
+    assert len(kept) == 2 + model.config.num_hidden_layers * (4 + 3 * experts)
     for ids in (IDS, IDS[:, :1]):
         expected = exact[:, : ids.shape[1]]
         errors = [(logits(each, ids) - expected).norm() / expected.norm() for each in (found, plain)]
         assert errors[0] < 2 * errors[1] + 0.01
+    copied, saved = copy.deepcopy(found), found.state_dict()
+    assert torch.equal(logits(copied), logits(found))
+    assert model.state_dict().keys() - saved.keys() <= {"lm_head.weight"}
+    for name, weight in saved.items():
+        torch.testing.assert_close(weight, model.state_dict()[name].bfloat16())
 
 
 @packs
@@ -123,6 +130,7 @@ def test_yarn_with_its_own_numbers(tmp_path):
         ({"llama.logit_scale": 2.0}, "llama.logit_scale=2.0"),
         ({"llama.attn_logit_softcapping": 5.0}, "llama.attn_logit_softcapping=5.0"),
         ({"llama.attention.value_length": 8}, "llama.attention.value_length=8: keys have 32"),
+        ({"llama.expert_count": 4, "llama.expert_used_count": 5}, "expert_used_count=5: there are 4 experts"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count=8: heads have 32"),
         ({"llama.feed_forward_length": [96, 48]}, r"llama.feed_forward_length=\[96, 48\]: one number"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
@@ -203,7 +211,7 @@ def test_a_wrapped_model_reads_saves_and_is_known_by_its_file(written, tmp_path)
     assert tokenizer("ab")["input_ids"][0] == 1
     again, _ = load(file)
     assert weights_digest(model) == weights_digest(again)
-    with pytest.raises(UserError, match="none can be added: expand them"):
+    with pytest.raises(UserError, match="no embedding can be added"):
         wrap(open_gguf(file, torch.bfloat16), tokenizer)
     for modules in ("all-linear", ["q_proj"]):
         with pytest.raises(ValueError, match="target_modules|is not supported"):

@@ -13,7 +13,7 @@ pytest.importorskip("gguf", reason="the optional extra `gguf` is not installed")
 import gguf
 
 from landmark.gguf import linear
-from landmark.gguf.file import Stored, _Mapped
+from landmark.gguf.file import Mapped, Stored
 from landmark.gguf.linear import QuantizedEmbedding, QuantizedLinear, expanded, tile_rows
 from landmark.gguf.types import KINDS, integers
 from landmark.utils.errors import UserError
@@ -28,7 +28,7 @@ def matrix(request, tmp_path):
     """A tensor of a file, and its weights as the package `gguf` computes them."""
     blocks = random_blocks(request.param, ROWS, COLUMNS, seed=1)
     (tmp_path / "blocks").write_bytes(b"begins" + blocks.tobytes())
-    stored = Stored(_Mapped(str(tmp_path / "blocks")), "one", request.param, (ROWS, COLUMNS), 6)
+    stored = Stored(Mapped(str(tmp_path / "blocks")), "one", request.param, (ROWS, COLUMNS), 6)
     return stored, torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType[request.param]))
 
 
@@ -102,4 +102,4 @@ def test_scales_that_are_not_finite_are_refused(tmp_path):
     blocks[3, :2] = 0xFF
     (tmp_path / "blocks").write_bytes(blocks.tobytes())
     with pytest.raises(UserError, match="tensor one has scales that are not finite"):
-        linear.packed(Stored(_Mapped(str(tmp_path / "blocks")), "one", "Q4_K", (64, 256), 0))
+        linear.packed(Stored(Mapped(str(tmp_path / "blocks")), "one", "Q4_K", (64, 256), 0))

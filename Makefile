@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests wait for processes that they start, so there are more of them at once than cores.
+WORKERS = $(shell $(BIN)/python -c "import os; print(min(8, 3 * os.cpu_count() // 2))")
 
 .PHONY: quickstart benchmark test lint docs clean
 
@@ -34,7 +36,7 @@ docs: $(VENV)/.installed
 # The linters are one process each, so that two cores share them.
 test: $(VENV)/.installed
 	$(MAKE) --jobs=2 lint docs
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder -rfEs
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -rfEs
 
 # Runs, records and corpora in outputs/ are results, which no target deletes.
 clean:

@@ -96,7 +96,7 @@ _LANDMARK_FIELDS, _BLOCK_CACHE_FIELDS = (
 _MEMORY_FIELDS = _BLOCK_CACHE_FIELDS | _LANDMARK_FIELDS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "bits", "lora_rank", "block_size", "cache")
 _OF_OURS = (
     *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -142,7 +142,11 @@ _NEEDED = (
         "a model with landmarks",
         lambda c: not c.model.as_is,
     ),
-    Used(("model.as_is", "model.dtype", "model.lora_rank"), "a model that model.name gives", lambda c: not _is_ours(c)),
+    Used(
+        ("model.as_is", "model.dtype", "model.bits", "model.lora_rank"),
+        "a model that model.name gives",
+        lambda c: not _is_ours(c),
+    ),
     Used(
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",

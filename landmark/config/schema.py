@@ -67,6 +67,7 @@ class ModelConfig:
     as_is: bool | None = None  # of that model: train nothing
     # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
+    bits: int | None = one_of(None, 4, 8)  # of the weights of its linear layers where it reads; null: as they are
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
@@ -90,9 +91,9 @@ class ModelConfig:
 
     @property
     def reading_dtype(self) -> str:
-        """The type of a pretrained model's weights where it reads: the integers of a .gguf file go with bfloat16."""
+        """The type of a pretrained model's weights where it reads: integers of few bits go with bfloat16."""
         is_gguf = self.as_is and str(self.name).endswith(".gguf")
-        return self.dtype or ("bfloat16" if is_gguf else "float32")
+        return self.dtype or ("bfloat16" if is_gguf or self.bits else "float32")
 
 
 @dataclass

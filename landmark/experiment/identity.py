@@ -76,9 +76,10 @@ def run_settings(
     return settings
 
 
-def _dtype(config: Config) -> dict[str, str]:
-    """The type of the weights that a model of transformers reads with, where it is not float32."""
-    return {} if (dtype := config.model.reading_dtype) == "float32" else {"dtype": dtype}
+def _dtype(config: Config) -> dict[str, Any]:
+    """Type and bits of the weights that a model of transformers reads with, where these are not float32."""
+    dtype, bits = config.model.reading_dtype, config.model.bits
+    return ({} if dtype == "float32" else {"dtype": dtype}) | ({} if bits is None else {"bits": bits})
 
 
 def _memory_identity(config: Config) -> dict[str, Any]:

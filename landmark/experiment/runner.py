@@ -237,7 +237,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-    model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype)
+    model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype, config.model.bits)
     with progress_bar(job.name) as progress:
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
@@ -278,7 +278,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    return load(folder, shape, evaluation_device(config), config.model.reading_dtype), tokenizer
+    return load(folder, shape, evaluation_device(config), config.model.reading_dtype, config.model.bits), tokenizer
 
 
 def set_up_processor(config: Config) -> None:

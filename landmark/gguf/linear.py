@@ -246,9 +246,10 @@ class QuantizedExperts(nn.Module):
     def __init__(self, stored: Mapping[str, Stored], act_fn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.num_experts, self.act_fn, self.stored = stored["down"].shape[0], act_fn, stored
-        for name, whole in stored.items():
-            parts = (QuantizedLinear(whole.part(n), None, None, is_tied=True) for n in range(self.num_experts))
-            setattr(self, name, nn.ModuleList(parts))
+        self.gate, self.up, self.down = (
+            nn.ModuleList(QuantizedLinear(stored[name].part(n), None, None, True) for n in range(self.num_experts))
+            for name in ("gate", "up", "down")
+        )
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """The sum (N, D) of the chosen experts of tokens (N, D), weighted. top_k_index, top_k_weights: (N, k)."""

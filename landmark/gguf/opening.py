@@ -98,13 +98,15 @@ def _names(file: GGUF, model: Any) -> dict[str, list[str]]:
 
 def _check_shapes(file: GGUF, names: dict[str, list[str]], weights: dict[str, Tensor]) -> None:
     for name, weight in weights.items():
-        shapes = [file.tensors[source].shape for source in names[name]]
-        found = (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]) if len(shapes) > 1 else shapes[0]
-        if found != tuple(weight.shape):
-            raise UserError(
-                f"{file.path}: tensor {names[name][0]} has the shape {found}, not {tuple(weight.shape)}, for which its "
-                "keys ask: get the file again"
-            )
+        expected = tuple(weight.shape)
+        if len(names[name]) > 1:  # gates and others of experts, side by side
+            expected = (expected[0], expected[1] // len(names[name]), *expected[2:])
+        for source in names[name]:
+            if (found := file.tensors[source].shape) != expected:
+                raise UserError(
+                    f"{file.path}: tensor {source} has the shape {found}, not {expected}, for which its keys ask: get "
+                    "the file again"
+                )
 
 
 def _quantised(module: Any, stored: Stored, dtype: torch.dtype, order: Tensor | None) -> nn.Module:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.gguf.file import is_gguf, opened
 from landmark.gguf.opening import open_gguf
+from landmark.gguf.quantising import quantise
 from landmark.gguf.tokenizer import tokenizer_of
 from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.files import HASHES, check_files, read_hashes, read_json
@@ -22,21 +23,26 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _REMEDY = "name the folder of a model, or get it again"
 
 
-def open_model(folder: str | Path, **settings: Any) -> Any:
-    """A causal language model from *.safetensors, or of a .gguf file. settings: of `from_pretrained`. Raises UserError
-    for a folder that holds none, is damaged, or names code or another folder.
+def open_model(folder: str | Path, bits: int | None = None, **settings: Any) -> Any:
+    """A causal language model from *.safetensors, or of a .gguf file. bits: 4 or 8, of the linear layers of a folder
+    (None: as they are). settings: of `from_pretrained`. Raises UserError for a folder that holds none, is damaged, or
+    names code or another folder, and for bits that cannot be had.
     """
     folder = Path(folder)
     check_folder(folder)
     if is_gguf(folder):
+        if bits is not None:
+            raise UserError(f"model.bits={bits}: {folder.name} has its own bits; bits are for folders of safetensors")
         return _open_file(folder, **settings)
+    if bits is not None:
+        settings.setdefault("dtype", torch.bfloat16)
     safe = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
     with readable(folder, "causal language model"):
         opened: Any = AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
     model, told = opened
     if missing := sorted(told["missing_keys"]):  # which transformers draws at random
         raise UserError(f"{folder}: {counted(len(missing), 'weight')} missing, {missing[0]} is the first: {_REMEDY}")
-    return model
+    return model if bits is None else quantise(model, bits, str(folder))
 
 
 def _open_file(

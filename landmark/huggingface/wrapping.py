@@ -80,8 +80,8 @@ def wrap(
         return attach(model, without_landmarks(block_size, local, memory))
     if is_quantised(model):
         raise UserError(
-            "the model's embeddings are those of a .gguf file, so none can be added: expand them, with "
-            "landmark.huggingface.load(file, dtype=torch.float32), and unwrap that model"
+            "the model's weights are integers of few bits, so no embedding can be added: expand those of a .gguf file, "
+            "with landmark.huggingface.load(file, dtype=torch.float32), and unwrap that model; leave out bits"
         )
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
@@ -108,16 +108,16 @@ def without_landmarks(
     return LandmarkSettings(None, block_size, local, BlockCacheSettings().updated(memory or {}))
 
 
-def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
+def load(folder: str | Path, bits: int | None = None, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
     """A model and its tokenizer: one that was saved with landmarks, or any other, which then reads without them.
-    folder: may be a .gguf file, or a name on the hub. settings: of `from_pretrained`. Raises UserError if there is
-    none.
+    folder: may be a .gguf file, or a name on the hub. bits: 4 or 8, of the linear layers of a folder (None: as they
+    are). settings: of `from_pretrained`. Raises UserError if there is none.
     """
     path = folder_of(str(folder))
     check_folder(path)
     if not is_gguf(path):
         _register([str(read_json(path / "config.json", {"model_type": str})["model_type"]).removeprefix(PREFIX)])
-    tokenizer, model = open_tokenizer(path), open_model(path, **settings)
+    tokenizer, model = open_tokenizer(path), open_model(path, bits, **settings)
     with readable(path, "model with a tokenizer"):
         return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
 

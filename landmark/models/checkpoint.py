@@ -129,25 +129,27 @@ def load(
     expected: DecoderConfig | None = None,
     device: str | torch.device = "cpu",
     dtype: str = "float32",
+    bits: int | None = None,
 ) -> LanguageModel:
     """Load a model, in evaluation mode: ours, also with the authors' names of weights, or one of transformers.
 
-    expected: the configuration that it must have, except its backend. dtype: of the weights of a model of transformers.
-    Raises UserError for a file that is missing or damaged, and for another configuration, naming the differences.
+    expected: the configuration that it must have, except its backend. dtype, bits: of the weights of a model of
+    transformers. Raises UserError for a file that is missing or damaged, and for another configuration, naming the
+    differences.
     """
-    model = _load(Path(folder), expected, dtype)
+    model = _load(Path(folder), expected, dtype, bits)
     check_finite(model, Path(folder))
     return model.to(device).eval()
 
 
-def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageModel:
+def _load(folder: Path, expected: DecoderConfig | None, dtype: str, bits: int | None) -> LanguageModel:
     is_file = folder.suffix == ".gguf" and folder.is_file()
     if not is_file and not folder.is_dir():
         raise UserError(f"{folder} is no folder: name the folder of a finished run")
     if is_file or "model_type" in read_json(folder / CONFIG, {}, "name the folder of a finished run"):
         from landmark.models.pretrained import load_pretrained
 
-        return load_pretrained(folder, expected, getattr(torch, dtype))
+        return load_pretrained(folder, expected, getattr(torch, dtype), bits)
     hashes = read_hashes(folder, (CONFIG, WEIGHTS))
     stored = read_json(folder / CONFIG)
     try:

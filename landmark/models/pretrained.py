@@ -230,13 +230,13 @@ def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkMod
 
 
 def load_pretrained(
-    folder: Path, expected: DecoderConfig | None = None, dtype: torch.dtype = torch.float32
+    folder: Path, expected: DecoderConfig | None = None, dtype: torch.dtype = torch.float32, bits: int | None = None
 ) -> Pretrained:
     """Load a model that `Pretrained.save` wrote, or one that gets no training, and reads without landmarks.
 
-    Raises UserError if it is damaged, or not of the `expected` shape.
+    bits: as of `open_model`. Raises UserError if it is damaged, or not of the `expected` shape.
     """
-    model = open_model(folder, dtype=dtype, local_files_only=True)
+    model = open_model(folder, bits, dtype=dtype, local_files_only=True)
     saved = getattr(model.config, "landmark", None)
     if saved is None and expected is not None and expected.landmarks is not None and expected.landmark_id is None:
         model = attach(model, without_landmarks(expected.landmarks.block_size))

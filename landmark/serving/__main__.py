@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="its port")
     parser.add_argument("--device", default="cpu", help="where the model computes, as cuda:0")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are saved")
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="of the weights of a folder; not given: as they are")
     limits = [item for item in fields(ServerSettings) if item.metadata]
     for item in limits:
         choices, about = item.metadata.get("choices"), item.metadata["about"]
@@ -51,7 +52,7 @@ def main() -> None:
             raise UserError(f"{error.name} is not installed: pip install 'landmark[serve]'") from error
         from landmark.huggingface import load
 
-        model, tokenizer = load(given.model, device_map=given.device, dtype=given.dtype)
+        model, tokenizer = load(given.model, given.bits, device_map=given.device, dtype=given.dtype)
         if said := leave_busy_cores():
             print(said, file=sys.stderr)
         app = make_app(model, tokenizer, settings, given.model)

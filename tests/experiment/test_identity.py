@@ -29,7 +29,7 @@ OTHER_RUNS = {
         model.induction_heads=1 model.alpha=0.5 data.repeats=[0] data.repeats=[0.5]
         data.repeats=[1,0.5] data.repeats=[0.5,1] data.tasks=0.5 data.tasks=0.1 data.passkeys=0.5 data.passkeys=0.1""",
     NAMED: "model.block_size=51 model.lora_rank=4 train.steps=7 seed=1",
-    AS_IS: "model.dtype=bfloat16 model.dtype=float16",
+    AS_IS: "model.dtype=bfloat16 model.dtype=float16 model.bits=4 model.bits=8",
     FILE: "model.dtype=float32 model.dtype=float16",
 }
 OTHER_ROWS = {

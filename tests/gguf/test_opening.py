@@ -3,6 +3,7 @@
 import copy
 import logging
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,6 +152,18 @@ def test_a_key_that_cannot_be_used_is_named(keys, said, tmp_path):
         load(file)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("shape", [(3, 512, 256), (4, 256, 512), (5, 512, 256)])
+def test_experts_of_another_shape_are_named(shape, tmp_path):
+    """Those of fewer experts, too: else the bytes behind them would be taken for the last one."""
+    model = make_model("mixtral", hidden_size=256, intermediate_size=512)
+    file = write(tmp_path / "a.gguf", "mixtral", model, "Q8_0")
+    tensors = opened(file).tensors
+    tensors["blk.1.ffn_up_exps.weight"] = replace(tensors["blk.1.ffn_up_exps.weight"], shape=shape)
+    for dtype in (torch.bfloat16, torch.float32):
+        with pytest.raises(UserError, match="blk.1.ffn_up_exps.weight has the shape"):
+            open_gguf(file, dtype)
 
 
 def test_damaged_files_are_refused_in_one_line_wherever_they_are_cut(written):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from transformers.cache_utils import (
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
-from landmark.blocks.cache import BlockCache
+from landmark.blocks.cache import BlockCache, rotate_by
 from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
@@ -39,6 +39,7 @@ from landmark.huggingface.families import (
     landmark_layers,
     memory_frequencies,
     rotation_of,
+    sliding_frequencies,
     softcap_of,
     text_config,
     unrotate,
@@ -126,6 +127,12 @@ class LandmarkCache(Cache):
         copied._chunk, copied.memory, copied.next_token = _Chunk(), memory, None
         copied.layers = copied._new_layers()
         return copied
+
+    def empty(self) -> LandmarkCache:
+        """A memory with the same settings that has read nothing."""
+        empty = self._copy(copy.copy(self.memory))
+        empty.reset()
+        return empty
 
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
@@ -324,6 +331,33 @@ class LandmarkCache(Cache):
         is_settled = self.memory.settled == self.memory.position
         self._settled = self.memory.settled, self._copies_of_others() if is_settled else settled
 
+    def append(self, other: LandmarkCache) -> None:
+        """Let a text follow that another memory of the model has read alone, as `BlockCache.append`. A sliding window is
+        that of the last tokens of both. Raises UserError for a memory that cannot follow; then nothing has changed.
+        """
+        model = cast(PreTrainedModel, self._model())
+        if not isinstance(self.memory, BlockCache) or not isinstance(other.memory, BlockCache):
+            raise UserError("several memories: only texts that are read without landmarks can be asked together")
+        turned = {number: sliding_frequencies(model, number) for number in self._numbers_of_others}
+        if other.groups or other.torn or other.batch_size != 1 or self.batch_size > 1:
+            raise UserError("several memories: each must have read one text, to its end")
+        if not other.fits(model, weights_state(model)):
+            raise UserError("several memories: they are of different models, or the weights have changed: read again")
+        types = {x.keys.dtype for each in (self, other) for x in cast(BlockCache, each.memory).layers.values()}
+        if len(types) > 1:
+            raise UserError(f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})")
+        (at, settled), start, windows = other._settled, self.memory.position, self._others
+        moved, settled = (
+            {n: _following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
+            for layers in (other._others, settled)
+        )
+        self.ids = torch.cat([self.ids[:, : self.memory.tokens_read], other.ids], 1) if start else other.ids
+        self.memory.append(other.memory)
+        if self.has_others:  # windows are cut at no other place
+            self.memory.settled = start + at
+        self._put(moved)
+        self._settled, self._state = (start + at, settled), other._state
+
     def fits(self, model: Any, state: int) -> bool:
         """Whether the memory is this model's, and its weights and adapters are those with which it began. state: their
         `weights_state`.
@@ -513,6 +547,37 @@ def _copied(layer: Any, samples: Tensor | None = None) -> Any:
 
 def _own(x: Any, samples: Tensor | None) -> Any:
     return x if not isinstance(x, Tensor) else x.clone() if samples is None else x[samples.to(x.device)]
+
+
+def _following(before: Any, layer: Any, start: int, frequencies: Tensor) -> Any:
+    """A copy of a layer with a sliding window, `start` tokens later and behind the tokens of the one before. layer: may
+    have read nothing, then None.
+    """
+    if not _has_window(layer):
+        return copy.copy(before)
+    copied = copy.copy(layer)
+    if start:
+        keys = rotate_by(frequencies, layer.keys, torch.tensor([start], device=layer.keys.device))
+        both = torch.cat([before.keys, keys], 2), torch.cat([before.values, layer.values], 2)
+        copied.keys, copied.values = (x[:, :, 1 - layer.sliding_window :] for x in both)
+        copied.cumulative_length = start + layer.cumulative_length
+    return copied
+
+
+def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:
+    """One memory of the texts that several have read alone: they can be asked together, as if they were one text.
+
+    A text's keys and values stay those of the text alone; its tokens stand behind those of the texts before. Each memory
+    is copied when it comes, so a generator needs room for one of them beside the joined one. The settings are those of
+    the first. Raises UserError as `LandmarkCache.append`.
+    """
+    found: LandmarkCache | None = None
+    for each in memories:
+        found = each.empty() if found is None else found
+        found.append(each)
+    if found is None:
+        raise UserError("several memories: there is none")
+    return found
 
 
 def _has_window(layer: Any) -> bool:

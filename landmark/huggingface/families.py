@@ -28,7 +28,11 @@ ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose ex
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 # Rope types whose frequencies do not depend on the length of the text.
 STATIC = ("default", "linear", "llama3", "yarn", "proportional", "ntk_alpha")
-FULL, SLIDING, HYBRID = "full_attention", "sliding_attention", "hybrid"  # a hybrid layer has full attention and a recurrent state
+FULL, SLIDING, HYBRID = (
+    "full_attention",
+    "sliding_attention",
+    "hybrid",
+)  # a hybrid layer has full attention and a recurrent state
 BESIDE = ("sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid_sliding", "moe", "mlp")
 
 

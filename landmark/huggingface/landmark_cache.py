@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -306,13 +306,19 @@ class LandmarkCache(Cache):
                 tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in _content(layer).items()}
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
-    def load(self, folder: Path | str) -> None:
-        """Replace the content by that of a saved cache. Raises UserError as `Memory.load` does, for a model with other
-        weights too, and where the ids, windows or states are missing; then the content stays as it was.
+    def load(self, folder: Path | str | Sequence[Path | str]) -> None:
+        """Replace the content by that of a saved cache, or of several, `joined`. Raises UserError as `Memory.load` does,
+        for a model with other weights too, and where the ids, windows or states are missing; then the content stays as
+        it was.
         """
+        folders = [folder] if isinstance(folder, (str, Path)) else folder
+        saved = (self._loaded(Path(each)) for each in folders)
+        vars(self).update(vars(next(saved) if len(folders) == 1 else joined(saved)))
+
+    def _loaded(self, folder: Path) -> LandmarkCache:
         loaded = self._copy(copy.copy(self.memory))
-        loaded._load(Path(folder))
-        vars(self).update(vars(loaded))
+        loaded._load(folder)
+        return loaded
 
     def _load(self, folder: Path) -> None:
         device_of = partial(device_of_layer, cast(PreTrainedModel, self._model()))
@@ -345,7 +351,9 @@ class LandmarkCache(Cache):
             raise UserError("several memories: they are of different models, or the weights have changed: read again")
         types = {x.keys.dtype for each in (self, other) for x in cast(BlockCache, each.memory).layers.values()}
         if len(types) > 1:
-            raise UserError(f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})")
+            raise UserError(
+                f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})"
+            )
         (at, settled), start, windows = other._settled, self.memory.position, self._others
         moved, settled = (
             {n: _following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}

@@ -30,7 +30,9 @@ def make(family, tokenizer, memory=FEW):
 
 @pytest.fixture
 def texts():
-    return torch.randint(0, 256, (1, sum(PARTS) + 20), generator=torch.Generator().manual_seed(1)).split([*PARTS, 20], 1)
+    return torch.randint(0, 256, (1, sum(PARTS) + 20), generator=torch.Generator().manual_seed(1)).split(
+        [*PARTS, 20], 1
+    )
 
 
 def memory_of(model, ids):

@@ -236,7 +236,7 @@ class Conversation:
         prefixes.add(self._cache)
         self._before = self._cache.ids[0].tolist()
         if len(self._loaded) > 1:  # chats among them are texts
-            self._starts = self._cache.memory.starts
+            self._starts = self._cache.starts
         elif file.is_file():
             saved = read_json(file, {"before": int, "messages": list})
             self._before, self._messages = self._before[: saved["before"]], saved["messages"]

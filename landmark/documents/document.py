@@ -81,6 +81,17 @@ def saved_document(folder: str | Path, text: str) -> Document | None:
     return Document(content["name"], text[: content["length"]], places)
 
 
+def placed(decode: Callable[[Sequence[int]], str], ids: Sequence[int], starts: Sequence[int]) -> list[tuple[int, str]]:
+    """The texts of ids that begin at `starts`, each with its first character in the text of all."""
+    text, at, found = decode(ids), 0, list[tuple[int, str]]()
+    for start, end in pairwise([*starts, len(ids)]):
+        own = decode(ids[start:end])
+        at = max(at, text.find(own, at))  # some tokenizers write a space between two texts
+        found.append((at, own))
+        at += len(own)
+    return found
+
+
 def documents_read(
     decode: Callable[[Sequence[int]], str],
     ids: Sequence[int],
@@ -94,13 +105,10 @@ def documents_read(
     """
     if not loaded:
         return given.parts() if given is not None else []
-    text, at, found = decode(ids), 0, list[tuple[int, Document]]()
-    for folder, (start, end) in zip(loaded, pairwise([*starts, len(ids)]), strict=True):
-        own = decode(ids[start:end])
-        at = max(at, text.find(own, at))  # some tokenizers write a space between two texts
+    text, found = decode(ids), list[tuple[int, Document]]()
+    for folder, (at, own) in zip(loaded, placed(decode, ids, starts), strict=True):
         document = saved_document(folder, own) or Document("" if len(loaded) == 1 else Path(folder).name, own)
         found += [(at + begin, part) for begin, part in document.parts()]
-        at += len(own)
     if given is None:
         return found
     begin = len(text) - len(given.text)

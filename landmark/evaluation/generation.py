@@ -185,7 +185,7 @@ class _Pretrained:
         from landmark.answering.sources import NULL, sources
 
         config, read = self._config, self._read
-        about = config.prompt_file, config.memory.loaded, self._memory.memory.starts
+        about = config.prompt_file, config.memory.loaded, self._memory.starts
         documents = documents_read(self._answering.chats.decode, read, *about)
         given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources
         return sources(self._answering, self._memory, *given)

@@ -168,6 +168,11 @@ class LandmarkCache(Cache):
         return [piece.stop - unread for piece in pieces if piece.stop > unread]
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """The first token of each text that was read alone (`joined`)."""
+        return getattr(self.memory, "starts", (0,))
+
+    @property
     def settled(self) -> int:
         """Tokens that `settle` leaves as they are read."""
         memory = self.memory

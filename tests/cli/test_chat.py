@@ -2,8 +2,8 @@
 
 import io
 import re
-import textwrap
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -253,11 +253,11 @@ def test_sources_are_passages_of_the_files_with_their_places(ask):
     assert {name for name, *_ in found} == texts.keys()
     for name, start, end, shown in found:
         assert texts[name][int(start) : int(end)] == textwrap.dedent(shown).rstrip("\n")
-    for given, said in (
+    for given, message in (
         ([together, "memory.save=x"], "each of the 2 memories is saved"),
         (["memory.load=[]"], "a list of"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             ask("task=chat", *given, common)
     for kind, given in (("pretrained", []), ("pretrained_base", [files]), ("pretrained", [files, "generate.tokens=0"])):
         with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and an answer about prompt_file"):

@@ -312,9 +312,9 @@ class LandmarkCache(Cache):
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
     def load(self, folder: Path | str | Sequence[Path | str]) -> None:
-        """Replace the content by that of a saved cache, or of several, `joined`. Raises UserError as `Memory.load` does,
-        for a model with other weights too, and where the ids, windows or states are missing; then the content stays as
-        it was.
+        """Replace the content by that of a saved cache, or of several, `joined`. Raises UserError as `Memory.load` and
+        `append` do, for a model with other weights too, and where the ids, windows or states are missing; then the
+        content stays as it was.
         """
         folders = [folder] if isinstance(folder, (str, Path)) else folder
         saved = (self._loaded(Path(each)) for each in folders)
@@ -343,8 +343,8 @@ class LandmarkCache(Cache):
         self._settled = self.memory.settled, self._copies_of_others() if is_settled else settled
 
     def append(self, other: LandmarkCache) -> None:
-        """Let a text follow that another memory of the model has read alone, as `BlockCache.append`. A sliding window is
-        that of the last tokens of both. Raises UserError for a memory that cannot follow; then nothing has changed.
+        """Let a text follow that another memory of the model has read alone, as `BlockCache.append`. A sliding window
+        has the last tokens of both. Raises UserError for a memory that cannot follow; then nothing has changed.
         """
         model = cast(PreTrainedModel, self._model())
         if not isinstance(self.memory, BlockCache) or not isinstance(other.memory, BlockCache):
@@ -580,9 +580,9 @@ def _following(before: Any, layer: Any, start: int, frequencies: Tensor) -> Any:
 def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:
     """One memory of the texts that several have read alone: they can be asked together, as if they were one text.
 
-    A text's keys and values stay those of the text alone; its tokens stand behind those of the texts before. Each memory
-    is copied when it comes, so a generator needs room for one of them beside the joined one. The settings are those of
-    the first. Raises UserError as `LandmarkCache.append`.
+    A text keeps the keys and values that it has alone; its tokens stand behind those of the texts before. Each memory
+    is copied when it comes, so a generator needs room for one of them beside the joined one. The settings are those
+    of the first. Raises UserError as `LandmarkCache.append`.
     """
     found: LandmarkCache | None = None
     for each in memories:

@@ -10,6 +10,7 @@ from landmark.huggingface import joined, wrap
 from landmark.huggingface.tiny import doubled
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import CONFIGS, EAGER, make_model, read
+from tests.huggingface.test_kinds import model_of_kind
 
 FEW = {"k": 3, "window": 7, "dense": 60}  # a text alone is read with all keys, several together with a few blocks
 PARTS = (37, 41, 33)
@@ -145,6 +146,16 @@ def test_one_alone_stays_what_it_is_and_answers_do_not_depend_on_others(name, de
     assert torch.equal(asked(loaded, second), expected)
     for each, before in zip(parts, untouched, strict=True):
         assert torch.equal(each.memory.layers[2].keys, before)
+
+
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "olmo_hybrid", "lfm2"])
+def test_states_and_convolutions_cannot_follow_those_of_another_text(kind, tokenizer):
+    model = wrap(model_of_kind(kind), tokenizer, landmarks="none", block_size=5)
+    ids = torch.arange(20)[None]
+    with pytest.raises(
+        UserError, match=f"^several memories: {kind} has layers .* cannot follow those of another text$"
+    ):
+        joined(memory_of(model, ids) for _ in range(2))
 
 
 def test_what_cannot_be_asked_together(texts, tokenizer):

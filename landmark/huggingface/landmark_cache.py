@@ -352,6 +352,8 @@ class LandmarkCache(Cache):
         turned = {number: sliding_frequencies(model, number) for number in self._numbers_of_others}
         if other.groups or other.torn or other.batch_size != 1 or self.batch_size > 1:
             raise UserError("several memories: each must have read one text, to its end")
+        if self.ids.shape[1] > self.memory.tokens_read:
+            raise UserError("several memories: the end of one must be read again (settle) before another text follows")
         if not other.fits(model, weights_state(model)):
             raise UserError("several memories: they are of different models, or the weights have changed: read again")
         types = {x.keys.dtype for each in (self, other) for x in cast(BlockCache, each.memory).layers.values()}
@@ -364,7 +366,7 @@ class LandmarkCache(Cache):
             {n: _following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
             for layers in (other._others, settled)
         )
-        self.ids = torch.cat([self.ids[:, : self.memory.tokens_read], other.ids], 1) if start else other.ids
+        self.ids = torch.cat([self.ids, other.ids], 1) if start else other.ids
         self.memory.append(other.memory)
         if self.has_others:  # windows are cut at no other place
             self.memory.settled = start + at

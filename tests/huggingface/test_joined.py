@@ -165,6 +165,9 @@ def test_what_cannot_be_asked_together(texts, tokenizer):
     for others, said in (([landmarks], "without landmarks"), ([empty], "one text"), ([], "there is none")):
         with pytest.raises(UserError, match=f"several memories: .*{said}"):
             joined(others)
+    (settled := joined([one, one])).settle()
+    with pytest.raises(UserError, match=r"several memories: .* \(settle\)"):
+        joined([settled, one])
     other = memory_of(make("llama", tokenizer)[0], texts[1])
     with pytest.raises(UserError, match="of different models"):
         joined([one, other])

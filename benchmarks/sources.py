@@ -4,7 +4,8 @@
 
 MODEL: a folder of transformers, or a .gguf file. Each book of experiments/sources/questions.json is read once: ten
 stretches around its ten passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
-and answered in 24 tokens. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
+and answered in 24 tokens, of its book or (`--together`) of all `--books` in one memory, read one after the other or
+apart. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
 The CSV has the rank of the passage's best block for each question and method; for `passages`, what a user sees, and for
 the same made of BM25 alone, the number of the passage that has a part of it.
 """
@@ -14,7 +15,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,6 @@ from landmark.utils.source_tree import ROOT
 
 QUESTIONS = ROOT / "experiments" / "sources"
 ANSWER = 24  # tokens
-HEADS = 10  # chosen on the questions that are not held out
 PARTS = ("prompt", "question", "answer")  # tokens whose attention is recorded
 AT = (1, 3, 10)
 
@@ -45,7 +45,7 @@ class Book:
         self._tokenizer = answering.tokenizer
         self.text = text if not tokens else self._stretches(text, questions, tokens // len(questions))
         self.ids = answering.chats.text_ids(self.text)
-        self.questions = questions
+        self.questions, self.starts, self.books = questions, [0], [self]
 
     def _stretches(self, text: str, questions: dict[int, Any], tokens: int) -> str:
         """So many tokens around each passage, at a place that is drawn, in the order of the book."""
@@ -87,24 +87,41 @@ class Book:
             partial.rename(file)
         return dict(np.load(file, allow_pickle=False))
 
+    def saved(self) -> Path:
+        """The folder of the memory that has read it."""
+        if not (saved := self._folder / "memory").is_dir():
+            cache = self._answering.model.new_memory()
+            self._answering.read(torch.tensor([self.ids]), cache)
+            cache.save(saved)
+        return saved
+
     def _read(self) -> Any:
         if self._cache is None:
             self._cache = cache = self._answering.model.new_memory()
-            cache.marks, saved = [], self._folder / "memory"
-            if saved.is_dir():
-                cache.load(saved)
-                cache.settle()
-                cache.add_mark()
-            else:
-                self._answering.read(torch.tensor([self.ids]), cache)
-                cache.save(saved)
+            cache.load([book.saved() for book in self.books][: len(self.starts)])
+            if rest := self.ids[cache.get_seq_length() :]:
+                self._answering.read(torch.tensor([rest]), cache)
+            cache.marks = []
+            cache.settle()
+            cache.add_mark()
         return self._cache
 
 
-def ranks_of(book: Book, size: int) -> tuple[list[dict[str, Any]], list[tuple[np.ndarray, list[int]]]]:
-    """A row for each question; and the shares of each head (layers, H, blocks) less NULL's, and the right blocks."""
+class Together(Book):
+    """Several books in one memory, each read alone ("apart") or behind the others, and the questions of all."""
+
+    def __init__(self, books: Sequence[Book], way: str, folder: Path):
+        self._answering, self._folder, self._cache, self.books = books[0]._answering, folder, None, books
+        *starts, _ = accumulate((len(book.ids) for book in books), initial=0)
+        self.starts, self.ids = starts if way == "apart" else [0], [id for book in books for id in book.ids]
+        self.questions = {number: each for book in books for number, each in book.questions.items()}
+
+
+def ranks_of(book: Book, size: int) -> list[dict[str, Any]]:
+    """A row for each question."""
     text, bounds = text_of(book._answering.chats.decode, book.ids, size)
-    texts, rows, by_heads = [text[a:b] for a, b in pairwise(bounds)], [], []
+    texts, rows = [text[a:b] for a, b in pairwise(bounds)], []
+    known = ~np.isin(np.arange(len(texts)), [start // size for start in book.starts])
     null = book.recorded("null", NULL, "Who?")["shares"].astype(np.float32)
     for number, each in book.questions.items():
         found, begins = book.recorded(str(number), each["question"], NULL), text.index(each["gold"])
@@ -118,22 +135,11 @@ def ranks_of(book: Book, size: int) -> tuple[list[dict[str, Any]], list[tuple[np
         row = {"question": number, **{name: each[name] for name in ("book", "words", "held_out")}}
         row |= {"blocks": len(texts), "gold_blocks": len(gold)} | {name: rank(x, gold) for name, x in scores.items()}
         for name, of_blocks in (("passages_bm25", bm25), ("passages", score)):
-            shown = enumerate(passages(text, bounds, np.where(np.arange(len(texts)), of_blocks, 0), 10), 1)
+            shown = enumerate(passages(text, bounds, np.where(known, of_blocks, 0), 10), 1)
             row[name] = next((place for place, (a, b, _) in shown if a < ends and begins < b), math.inf)
         rows.append(row | {"answer": " ".join(str(found["answer"]).split())})
-        by_heads.append((shares[1] - null[1], gold))
-    return rows, by_heads
-
-
-def by_best_heads(found: Sequence[tuple[np.ndarray, list[int]]], held_out: Sequence[bool]) -> list[float]:
-    """The ranks by the HEADS that have the highest mean reciprocal rank on questions that are not held out."""
-    layers, heads, _ = found[0][0].shape
-    names = [(layer, head) for layer in range(layers) for head in range(heads)]
-    known = [each for each, out in zip(found, held_out, strict=True) if not out]
-    value = {name: float(np.mean([1 / rank(more[name], gold) for more, gold in known])) for name in names}
-    best = sorted(names, key=lambda name: -value[name])[:HEADS]
-    print("heads [layer, head]:", [[*name] for name in best])
-    return [rank(np.mean([more[name] for name in best], 0), gold) for more, gold in found]
+    book._cache = None  # one at a time
+    return rows
 
 
 def rank(score: np.ndarray, gold: Sequence[int]) -> float:
@@ -172,10 +178,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")
     parser.add_argument("--books", type=lambda text: text.split(","), help="numbers of some books")
+    parser.add_argument("--together", choices=("apart", "in_order"), help="how all books are read into one memory")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read and recorded")
     parser.add_argument("--out", type=Path, default=QUESTIONS / "results", help="folder of the CSV")
     given = parser.parse_args()
-    content, rows, by_heads = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), [], []
+    content, books = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), list[Book]()
     model, tokenizer = load(given.model)
     answering = Answering(model, tokenizer, most_bytes=1)
     for name in given.books or content["books"]:
@@ -183,15 +190,15 @@ def main() -> None:
         questions = {number: each for number, each in enumerate(content["questions"]) if each["book"] == name}
         folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / name
         folder.mkdir(parents=True, exist_ok=True)
-        found = ranks_of(Book(answering, text, questions, given.tokens, folder), model.landmarks.block_size)
-        rows += found[0]
-        by_heads += found[1]
-        print(name, "is done", flush=True)
-    frame: Any = pd.DataFrame(rows)
-    if not frame["held_out"].all():
-        frame.insert(frame.columns.get_loc("bm25"), "ten_heads", by_best_heads(by_heads, frame["held_out"].tolist()))
+        books.append(Book(answering, text, questions, given.tokens, folder))
+    if given.together is not None:
+        folder = folder.with_name("-".join([given.together, *(given.books or content["books"])]))
+        folder.mkdir(exist_ok=True)
+        books = [Together(books, given.together, folder)]
+    frame: Any = pd.DataFrame([row for book in books for row in ranks_of(book, model.landmarks.block_size)])
     given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / f"{Path(given.model).stem}-{given.tokens or 'books'}.csv"
+    named = [Path(given.model).stem, str(given.tokens or "books"), *([folder.name] if given.together else [])]
+    file = given.out / f"{'-'.join(named)}.csv"
     write_atomic(file, frame.to_csv(index=False).encode())
     print(f"{table(frame)}\n\nwritten: {file}")
 

@@ -89,7 +89,8 @@ def sources(
     asked, null_asked = shares
     question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])
     score = combined(asked, null_asked, words([text[start:end] for start, end in pairwise(bounds)], question))
-    score[: cache.memory.first] = 0
+    for start in cache.starts:
+        score[start // size : start // size + cache.memory.first] = 0
     for block, (start, end) in enumerate(pairwise(bounds)):
         score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
     found = (_source(text, documents, *each) for each in passages(text, bounds, score, most))

@@ -93,7 +93,7 @@ class BlockCache:
 
     model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
     the same. None: the model has no such string. settled: tokens at the beginning of the text whose keys and values
-    depend on the text alone.
+    depend on the text alone. starts: positions at which texts begin that were read alone (`append`); 0 is the first.
     """
 
     is_rotated = True  # whether keys come with the positions that the model gives them
@@ -157,6 +157,7 @@ class BlockCache:
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
         self.layers: dict[int, _Layer] = {}
+        self.starts = (0,)
         self._begin_tokens()
 
     def _begin_tokens(self) -> None:
@@ -356,6 +357,25 @@ class BlockCache:
         self._length = 0
 
     attend_in = attend
+
+    def append(self, other: "BlockCache") -> None:
+        """Let a text that another memory has read alone follow: its keys are turned to the positions that it now has.
+        At most its last block is to be read again (`settle`), behind all texts. Raises UserError for keys of another
+        type.
+        """
+        start = self.position
+        for number, state in other.layers.items():
+            keys, values = (x[:, : other.position] for x in (state.keys, state.values))
+            own = self.layers.get(number)
+            if own is None:
+                own = self.layers[number] = self.new_layer(keys.unflatten(0, (state.batch, -1)))
+            if start and self._rotation is not None and number not in self.unrotated_layers:
+                keys = self._rotation(keys[:, None], torch.tensor([start], device=keys.device))[:, 0]
+            own.write(start, keys, values, self._rounded(start + other.position), self._expected)
+        self.position += other.position
+        self.settled = self._whole(start + other.settled) if start else other.settled
+        self.starts = (*self.starts, start) if start else (0,)
+        self._chunks += other._chunks
 
     def is_end(self, tokens: int, local: int) -> bool:
         """Whether another text may go on here: where all is settled, but not behind each generated token."""

@@ -67,8 +67,18 @@ def with_document(config: Config) -> Config:
     """The configuration with the Document of the files that `prompt_file` names in their place. Raises UserError for
     files that cannot be read, and folders that are missing, or in the way, before anything is loaded.
     """
-    if config.memory.load is not None and not Path(config.memory.load).is_dir():
-        raise UserError(f"memory.load={config.memory.load}: there is no such folder")
+    loaded = config.memory.loaded
+    if any(isinstance(each, (dict, list)) for each in loaded) or config.memory.load == []:
+        raise UserError(
+            f"memory.load={config.memory.load}: must be a folder, or a list of folders, as [a.memory,b.memory]"
+        )
+    for folder in loaded:
+        if not Path(str(folder)).is_dir():
+            raise UserError(f"memory.load={folder}: there is no such folder")
+    if len(loaded) > 1 and config.memory.save is not None:
+        raise UserError(
+            f"memory.save={config.memory.save}: each of the {len(loaded)} memories is saved already, leave it out"
+        )
     if config.memory.save is not None and Path(config.memory.save).exists():
         raise UserError(f"memory.save={config.memory.save}: exists already, delete it or name another folder")
     if config.memory.save is not None:
@@ -101,7 +111,11 @@ def with_dtype(config: Config, folder: Path) -> Config:
     """
     if config.model.name is None:
         return config
-    given, read = config.model.dtype, None if config.memory.load is None else _dtype_of_memory(Path(config.memory.load))
+    given, types = config.model.dtype, {name: _dtype_of_memory(Path(name)) for name in config.memory.loaded}
+    read = next((each for each in types.values() if each is not None), None)
+    if len(set(types.values()) - {None}) > 1:
+        said = ", ".join(f"{name} in {each}" for name, each in types.items())
+        raise UserError(f"memory.load: {said}: memories that are asked together must be read in one type")
     if given is not None and read not in (None, given):
         raise UserError(
             f"memory.load={config.memory.load}: was read in {read}, the model is {given}: leave out model.dtype"
@@ -202,10 +216,10 @@ class Conversation:
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
-        self._places, self._given = beside_memory(config.prompt_file, config.memory.load), config.prompt_file
-        self._loaded = config.memory.load
-        if config.memory.load is not None:
-            self._load(Path(config.memory.load))
+        self._loaded, self._given, self._starts = config.memory.loaded, config.prompt_file, (0,)
+        self._places = beside_memory(config.prompt_file, next(iter(self._loaded), None))
+        if self._loaded:
+            self._load()
         if config.prompt_file is not None:
             import torch
 
@@ -215,14 +229,16 @@ class Conversation:
                 rest = torch.tensor([self._before[self._cache.get_seq_length() :]])
                 self._answering.read(rest, self._cache, progress=progress)
 
-    def _load(self, folder: Path) -> None:
-        prefixes = self._answering.prefixes
+    def _load(self) -> None:
+        prefixes, file = self._answering.prefixes, Path(self._loaded[0]) / CHAT
         self._cache = prefixes.model.new_memory(**prefixes.settings)
-        self._cache.load(folder)
+        self._cache.load(self._loaded)
         prefixes.add(self._cache)
         self._before = self._cache.ids[0].tolist()
-        if (folder / CHAT).is_file():
-            saved = read_json(folder / CHAT, {"before": int, "messages": list})
+        if len(self._loaded) > 1:  # chats among them are texts
+            self._starts = self._cache.starts
+        elif file.is_file():
+            saved = read_json(file, {"before": int, "messages": list})
             self._before, self._messages = self._before[: saved["before"]], saved["messages"]
 
     def answer(self, question: str) -> None:
@@ -258,7 +274,7 @@ class Conversation:
         *earlier, asked, _ = self._messages
         both = ([*earlier, each] for each in (asked, {**asked, "content": NULL}))
         ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
-        documents = documents_read(chats.decode(before), self._given, self._loaded)
+        documents = documents_read(chats.decode, before, self._given, self._loaded, self._starts)
         with _interruptible() as gone, suppress(Gone):
             _print_sources(sources(self._answering, self._cache, documents, before, ids, null, most, gone))
 

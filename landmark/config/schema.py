@@ -168,8 +168,15 @@ class MemoryConfig(memory_fields("memory")):
 
     window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
     sinks: int = setting(4, least=0)  # transformer with a window: first keys kept
-    load: str | None = None  # task=generate, chat: folder of a saved memory to go on from
+    load: Any = (
+        None  # task=generate, chat: folder of a saved memory to go on from; [a,b]: texts read alone, asked together
+    )
     save: str | None = None  # task=generate: folder for the memory of `prompt_file`; chat: of the chat
+
+    @property
+    def loaded(self) -> list[Any]:
+        """The folders of `load`."""
+        return self.load if isinstance(self.load, list) else [] if self.load is None else [self.load]
 
 
 @dataclass
@@ -348,7 +355,7 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     if unknown := _unknown_keys(composed, config):
         raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config/schema.py for those that exist")
     if is_command:
-        read = config.output, config.run, config.model.name, config.memory.load
+        read = config.output, config.run, config.model.name, *config.memory.loaded
         name_modules((config.model.architecture, config.data.name), outside=read)
     return config
 

@@ -1,6 +1,15 @@
 """Files as people have them (PDF, EPUB, DOCX, HTML, Markdown, plain text) become texts with places."""
 
-from landmark.documents.document import Document, beside_memory, documents_read, joined, saved_document
+from landmark.documents.document import Document, beside_memory, documents_read, joined, placed, saved_document
 from landmark.documents.reading import document_of, read_document
 
-__all__ = ["Document", "beside_memory", "document_of", "documents_read", "joined", "read_document", "saved_document"]
+__all__ = [
+    "Document",
+    "beside_memory",
+    "document_of",
+    "documents_read",
+    "joined",
+    "placed",
+    "read_document",
+    "saved_document",
+]

@@ -2,7 +2,8 @@
 
 import json
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,16 +81,37 @@ def saved_document(folder: str | Path, text: str) -> Document | None:
     return Document(content["name"], text[: content["length"]], places)
 
 
-def documents_read(text: str, given: Document | None, loaded: str | Path | None) -> list[tuple[int, Document]]:
-    """What a memory has read, each document with the character at which it begins. text: all of it. given: what was
-    read last. loaded: the folder of the memory that had read what is before.
+def placed(decode: Callable[[Sequence[int]], str], ids: Sequence[int], starts: Sequence[int]) -> list[tuple[int, str]]:
+    """The texts of ids that begin at `starts`, each with its first character in the text of all."""
+    text, at, found = decode(ids), 0, list[tuple[int, str]]()
+    for start, end in pairwise([*starts, len(ids)]):
+        own = decode(ids[start:end])
+        at = max(at, text.find(own, at))  # some tokenizers write a space between two texts
+        found.append((at, own))
+        at += len(own)
+    return found
+
+
+def documents_read(
+    decode: Callable[[Sequence[int]], str],
+    ids: Sequence[int],
+    given: Document | None,
+    loaded: Sequence[str | Path] = (),
+    starts: Sequence[int] = (0,),
+) -> list[tuple[int, Document]]:
+    """What a memory has read, each document with the character at which it begins. ids: all of it, which `decode` makes
+    a text. given: what was read last. loaded: the folders of memories that had read what is before. starts: the first
+    id of each of these.
     """
-    if loaded is None:
+    if not loaded:
         return given.parts() if given is not None else []
-    parts = (saved_document(loaded, text) or Document("", text)).parts()
+    text, found = decode(ids), list[tuple[int, Document]]()
+    for folder, (at, own) in zip(loaded, placed(decode, ids, starts), strict=True):
+        document = saved_document(folder, own) or Document("" if len(loaded) == 1 else Path(folder).name, own)
+        found += [(at + begin, part) for begin, part in document.parts()]
     if given is None:
-        return parts
+        return found
     begin = len(text) - len(given.text)
-    if not parts[-1][1].name:  # that memory does not say where its text has ended
-        parts = [(0, Document("", text[:begin]))]
-    return parts + [(begin + start, document) for start, document in given.parts()]
+    at, last = found.pop()  # its memory may not say where its text has ended
+    found.append((at, last._replace(text=last.text[: begin - at])))
+    return found + [(begin + start, document) for start, document in given.parts()]

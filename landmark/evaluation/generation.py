@@ -68,7 +68,7 @@ def generate_text(
     if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
         reader.read(parts.pop(0))
         if config.memory.save is not None:
-            memory.save(config.memory.save, beside_memory(config.prompt_file, config.memory.load))
+            memory.save(config.memory.save, beside_memory(config.prompt_file, next(iter(config.memory.loaded), None)))
     ids = [token for part in parts for token in part]
     if parts and config.generate.tokens:
         answer = reader.new_answer(ids)
@@ -92,6 +92,8 @@ def _memory(model: LanguageModel, config: Config) -> Any:
     if config.memory.load is not None or config.memory.save is not None:
         if not hasattr(memory, "save"):
             raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
+        if len(config.memory.loaded) > 1 and not hasattr(model, "bare"):
+            raise UserError("memory.load: only memories of a model of transformers are asked together, name one folder")
         if config.memory.load is not None:
             # A model of transformers knows where its layers are.
             memory.load(config.memory.load, *([] if hasattr(model, "bare") else [next(model.parameters()).device]))
@@ -138,7 +140,7 @@ class _Pretrained:
 
         self._answering, self._config = Answering(model.bare, tokenizer.inner, local=config.eval.local), config
         self._memory, self._progress = memory, progress
-        self._read = memory.ids[0].tolist() if config.memory.load is not None else []
+        self._read = memory.ids[0].tolist() if config.memory.loaded else []
         if config.generate.sources:  # a copy of the memory will go on behind the text
             memory.marks = []
             memory.settle()
@@ -183,7 +185,8 @@ class _Pretrained:
         from landmark.answering.sources import NULL, sources
 
         config, read = self._config, self._read
-        documents = documents_read(self._answering.chats.decode(read), config.prompt_file, config.memory.load)
+        about = config.prompt_file, config.memory.loaded, self._memory.starts
+        documents = documents_read(self._answering.chats.decode, read, *about)
         given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources
         return sources(self._answering, self._memory, *given)
 

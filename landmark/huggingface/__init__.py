@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.huggingface.landmark_cache import LandmarkCache, joined
 from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.prefixes import PrefixCache
 from landmark.huggingface.released import recover
@@ -17,6 +17,7 @@ __all__ = [
     "LandmarkSettings",
     "PrefixCache",
     "attach",
+    "joined",
     "load",
     "place_embedding",
     "recover",

@@ -28,7 +28,11 @@ ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose ex
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 # Rope types whose frequencies do not depend on the length of the text.
 STATIC = ("default", "linear", "llama3", "yarn", "proportional", "ntk_alpha")
-FULL, HYBRID = "full_attention", "hybrid"  # a hybrid layer has full attention and a recurrent state
+FULL, SLIDING, HYBRID = (
+    "full_attention",
+    "sliding_attention",
+    "hybrid",
+)  # a hybrid layer has full attention and a recurrent state
 BESIDE = ("sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid_sliding", "moe", "mlp")
 
 
@@ -225,6 +229,19 @@ def inverse_frequencies(model: PreTrainedModel) -> Tensor:
         return torch.zeros(0)
     rotary = cast(Any, model.get_decoder()).rotary_emb
     return getattr(rotary, f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq")
+
+
+def sliding_frequencies(model: PreTrainedModel, number: int) -> Tensor:
+    """Radians per position of each pair that rotates in a layer with a sliding window. Raises UserError for a layer
+    with a state, or with a rotation that is not known.
+    """
+    family, kind = model.config.model_type, layer_types(model)[number]
+    if kind != SLIDING or family not in FAMILIES:
+        raise UserError(f"several memories: {family} has layers ({kind}) that cannot follow those of another text")
+    if number in unrotated_layers(model):
+        return torch.zeros(0)
+    rotary = cast(Any, model.get_decoder()).rotary_emb
+    return getattr(rotary, f"{SLIDING}_inv_freq" if hasattr(rotary, f"{SLIDING}_inv_freq") else "inv_freq")
 
 
 def memory_frequencies(model: PreTrainedModel) -> Tensor:

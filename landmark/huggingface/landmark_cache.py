@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from transformers.cache_utils import (
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
-from landmark.blocks.cache import BlockCache
+from landmark.blocks.cache import BlockCache, rotate_by
 from landmark.blocks.settings import BlockCacheSettings
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
@@ -39,6 +39,7 @@ from landmark.huggingface.families import (
     landmark_layers,
     memory_frequencies,
     rotation_of,
+    sliding_frequencies,
     softcap_of,
     text_config,
     unrotate,
@@ -127,6 +128,12 @@ class LandmarkCache(Cache):
         copied.layers = copied._new_layers()
         return copied
 
+    def empty(self) -> LandmarkCache:
+        """A memory with the same settings that has read nothing."""
+        empty = self._copy(copy.copy(self.memory))
+        empty.reset()
+        return empty
+
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
         self._settled: tuple[int, dict[int, Any]] = (0, {})  # a position, and copies of the other layers there
@@ -159,6 +166,11 @@ class LandmarkCache(Cache):
         unread = self.get_seq_length() - self.memory.tokens_read
         pieces = self.pieces(unread + length, 1, min(self._local, most or self._local))
         return [piece.stop - unread for piece in pieces if piece.stop > unread]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first token of each text that was read alone (`joined`)."""
+        return getattr(self.memory, "starts", (0,))
 
     @property
     def settled(self) -> int:
@@ -299,13 +311,19 @@ class LandmarkCache(Cache):
                 tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in _content(layer).items()}
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
-    def load(self, folder: Path | str) -> None:
-        """Replace the content by that of a saved cache. Raises UserError as `Memory.load` does, for a model with other
-        weights too, and where the ids, windows or states are missing; then the content stays as it was.
+    def load(self, folder: Path | str | Sequence[Path | str]) -> None:
+        """Replace the content by that of a saved cache, or of several, `joined`. Raises UserError as `Memory.load` and
+        `append` do, for a model with other weights too, and where the ids, windows or states are missing; then the
+        content stays as it was.
         """
+        folders = [folder] if isinstance(folder, (str, Path)) else folder
+        saved = (self._loaded(Path(each)) for each in folders)
+        vars(self).update(vars(next(saved) if len(folders) == 1 else joined(saved)))
+
+    def _loaded(self, folder: Path) -> LandmarkCache:
         loaded = self._copy(copy.copy(self.memory))
-        loaded._load(Path(folder))
-        vars(self).update(vars(loaded))
+        loaded._load(folder)
+        return loaded
 
     def _load(self, folder: Path) -> None:
         device_of = partial(device_of_layer, cast(PreTrainedModel, self._model()))
@@ -323,6 +341,37 @@ class LandmarkCache(Cache):
                 _fill(layer, own, device_of(number))
         is_settled = self.memory.settled == self.memory.position
         self._settled = self.memory.settled, self._copies_of_others() if is_settled else settled
+
+    def append(self, other: LandmarkCache) -> None:
+        """Let a text follow that another memory of the model has read alone, as `BlockCache.append`. A sliding window
+        has the last tokens of both. Raises UserError for a memory that cannot follow; then nothing has changed.
+        """
+        model = cast(PreTrainedModel, self._model())
+        if not isinstance(self.memory, BlockCache) or not isinstance(other.memory, BlockCache):
+            raise UserError("several memories: only texts that are read without landmarks can be asked together")
+        turned = {number: sliding_frequencies(model, number) for number in self._numbers_of_others}
+        if other.groups or other.torn or other.batch_size != 1 or self.batch_size > 1:
+            raise UserError("several memories: each must have read one text, to its end")
+        if self.ids.shape[1] > self.memory.tokens_read:
+            raise UserError("several memories: the end of one must be read again (settle) before another text follows")
+        if not other.fits(model, weights_state(model)):
+            raise UserError("several memories: they are of different models, or the weights have changed: read again")
+        types = {x.keys.dtype for each in (self, other) for x in cast(BlockCache, each.memory).layers.values()}
+        if len(types) > 1:
+            raise UserError(
+                f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})"
+            )
+        (at, settled), start, windows = other._settled, self.memory.position, self._others
+        moved, settled = (
+            {n: _following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
+            for layers in (other._others, settled)
+        )
+        self.ids = torch.cat([self.ids, other.ids], 1) if start else other.ids
+        self.memory.append(other.memory)
+        if self.has_others:  # windows are cut at no other place
+            self.memory.settled = start + at
+        self._put(moved)
+        self._settled, self._state = (start + at, settled), other._state
 
     def fits(self, model: Any, state: int) -> bool:
         """Whether the memory is this model's, and its weights and adapters are those with which it began. state: their
@@ -513,6 +562,37 @@ def _copied(layer: Any, samples: Tensor | None = None) -> Any:
 
 def _own(x: Any, samples: Tensor | None) -> Any:
     return x if not isinstance(x, Tensor) else x.clone() if samples is None else x[samples.to(x.device)]
+
+
+def _following(before: Any, layer: Any, start: int, frequencies: Tensor) -> Any:
+    """A copy of a layer with a sliding window, `start` tokens later and behind the tokens of the one before. layer: may
+    have read nothing, then None.
+    """
+    if not _has_window(layer):
+        return copy.copy(before)
+    copied = copy.copy(layer)
+    if start:
+        keys = rotate_by(frequencies, layer.keys, torch.tensor([start], device=layer.keys.device))
+        both = torch.cat([before.keys, keys], 2), torch.cat([before.values, layer.values], 2)
+        copied.keys, copied.values = (x[:, :, 1 - layer.sliding_window :] for x in both)
+        copied.cumulative_length = start + layer.cumulative_length
+    return copied
+
+
+def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:
+    """One memory of the texts that several have read alone: they can be asked together, as if they were one text.
+
+    A text keeps the keys and values that it has alone; its tokens stand behind those of the texts before. Each memory
+    is copied when it comes, so a generator needs room for one of them beside the joined one. The settings are those
+    of the first. Raises UserError as `LandmarkCache.append`.
+    """
+    found: LandmarkCache | None = None
+    for each in memories:
+        found = each.empty() if found is None else found
+        found.append(each)
+    if found is None:
+        raise UserError("several memories: there is none")
+    return found
 
 
 def _has_window(layer: Any) -> bool:

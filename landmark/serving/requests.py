@@ -72,7 +72,7 @@ def _drawing(name: str, about: str, **bounds: Any) -> Any:
 
 
 class Asked(_Body):
-    """What both kinds of completions have. document: is read before the prompt."""
+    """What both kinds of completions have. document, documents: are read before the prompt."""
 
     model: Text | None = None
     max_tokens: int | None = Field(None, description="-1: as many as the server allows")
@@ -87,7 +87,11 @@ class Asked(_Body):
     stream: bool = False
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     document: Text | None = None
-    sources: int = Field(0, ge=0, le=20, description="most passages of the document that come with the answer")
+    documents: list[Text] = Field([], max_length=16, description="several, in place of document")
+    documents_read: Literal["in_order", "apart"] = Field(
+        "in_order", description="in_order: as one text; apart: as each was read alone when it was put"
+    )
+    sources: int = Field(0, ge=0, le=20, description="most passages of the documents that come with the answer")
 
     @model_validator(mode="before")
     @classmethod
@@ -100,11 +104,18 @@ class Asked(_Body):
     def _fits_together(self) -> Asked:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for a streamed answer: set stream")
-        if self.sources and self.document is None:
+        if self.document is not None and self.documents:
+            raise ValueError("document and documents: name one, or several")
+        if self.sources and not self.named:
             raise ValueError("sources are passages of a document: name one")
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
         return self
+
+    @property
+    def named(self) -> list[str]:
+        """The documents that are read before the prompt."""
+        return self.documents if self.document is None else [self.document]
 
     def sampling(self, generation_config: Any) -> Sampling:
         """How tokens are chosen. generation_config: what the model recommends; None: nothing."""

@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Generator
 from contextlib import suppress
+from itertools import accumulate, chain
 from pathlib import PurePath
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
 from landmark.answering.sources import NULL, check_sources, sources
-from landmark.documents import Document, beside_memory
+from landmark.documents import Document, beside_memory, placed
+from landmark.huggingface import LandmarkCache
 from landmark.serving.memories import Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.responses import Response
@@ -84,7 +86,11 @@ class Service:
         """The response to a request. Nothing is read yet, but whatever can be refused is."""
         self.check_model(asked.model)
         prefixes, is_chat = self.answering.prefixes, isinstance(asked, Chat)
-        document = [] if asked.document is None else self.memories.ids(client, asked.document)
+        names, parts = asked.named, [self.memories.ids(client, name) for name in asked.named]
+        apart, count = asked.documents_read == "apart" and len(names) > 1, len(self.answering.chats.beginning)
+        parts[1:] = [part if apart else part[count:] for part in parts[1:]]
+        document, starts = [*chain(*parts)], tuple(accumulate(map(len, parts[:-1]), initial=0))
+        owner = f"{client}\n{starts}" if apart else client  # what is kept was read in this way too
         ids, sampling = [*document, *self._prompt(asked, not document)], asked.sampling(self._recommended)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
@@ -92,13 +98,16 @@ class Service:
         read, null = list[tuple[int, Document]](), list[int]()
         if asked.sources:
             check_sources(self.answering.model)
-            read = self.memories.document(client, str(asked.document), self.answering.chats.decode(document)).parts()
+            for name, (at, text) in zip(names, placed(self.answering.chats.decode, document, starts), strict=True):
+                read += [(at + begin, each) for begin, each in self.memories.document(client, name, text).parts()]
             null = self._prompt(asked.with_question(NULL), begins=False)
 
         def deltas() -> Generator[Delta]:
-            if asked.document is not None and not prefixes.has(document, client):
-                prefixes.add(self.memories.memory(client, asked.document), client)
-            with prefixes.using(ids, client) as cache:
+            if names and not apart and not any(prefixes.has(each, client) for each in (document, parts[0])):
+                prefixes.add(self.memories.memory(client, names[0]), client)
+            with prefixes.using(ids, owner) as cache:
+                if apart and cache.starts != starts:
+                    self._join(cache, client, names, document)
                 counts.extend((len(ids), cache.get_seq_length()))
                 most = min(asked.most or self.settings.tokens, self.settings.tokens)
                 yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
@@ -108,7 +117,23 @@ class Service:
 
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
+        head |= {"documents_read": asked.documents_read} if len(names) > 1 else {}
         return Response(deltas(), answer, counts, head, is_chat, found)
+
+    def _join(self, cache: LandmarkCache, client: str, names: list[str], ids: list[int]) -> None:
+        """Let an empty memory have read documents, each alone. Raises UserError where they have not these ids any more,
+        and as `LandmarkCache.append`; then it is empty again.
+        """
+        try:
+            for name in names:
+                cache.append(self.memories.memory(client, name))
+            if cache.ids[0].tolist() != ids:
+                raise UserError("documents: one of them was replaced meanwhile: ask again")
+        except BaseException:
+            cache.reset()
+            raise
+        cache.settle()
+        cache.add_mark()
 
     def _prompt(self, asked: Asked, begins: bool) -> list[int]:
         """The ids of the prompt. begins: no document comes before it."""

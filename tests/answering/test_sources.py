@@ -96,7 +96,10 @@ def test_files_that_were_joined_are_found_again(tmp_path):
     assert [document for _, document in found] == [each._replace(text=each.text.rstrip()) for each in (one, two)]
     assert all(whole.text.startswith(document.text, start) for start, document in found)
     assert one.parts() == [(0, one)]
-    assert documents_read(f"Before. {two.text}", two, tmp_path) == [(0, Document("", "Before. ")), (8, two)]
+    assert documents_read("".join, f"Before. {two.text}", two, [tmp_path]) == [(0, Document("", "Before. ")), (8, two)]
+    folders, ids = [tmp_path / name for name in ("a", "b")], "One. \nTwo."  # the tokenizer puts a space between them
+    found = documents_read(lambda ids: "".join(ids).lstrip(" "), f"One.  {ids}", None, folders, (0, 5))
+    assert found == [(0, Document("a", "One. ")), (6, Document("b", ids))]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -188,7 +189,9 @@ def test_an_answer_ends_and_is_drawn_as_the_models_generation_config_says(ask):
 def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch, task):
     """And refused with another one, before the model is loaded."""
     kept = ask.folder / "kept"
-    ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}", "model.dtype=bfloat16")
+    other = ask.folder / "other"
+    for folder, dtype in ((kept, "bfloat16"), (other, "float32")):
+        ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={folder}", f"model.dtype={dtype}")
     loaded = f"task={task}", f"memory.load={kept}", *(["prompt=Who?"] if task == "generate" else [])
     answers = [ask(*loaded, *given, questions="Who?\n")[0] for given in ((), ("model.dtype=bfloat16",))]
     assert answers[0].strip()
@@ -196,6 +199,8 @@ def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch
     monkeypatch.setattr(reading, "load_trained", None)
     with pytest.raises(UserError, match="was read in bfloat16, the model is float32: leave out model.dtype$"):
         ask(*loaded, "model.dtype=float32", questions="Who?\n")
+    with pytest.raises(UserError, match=r"kept in bfloat16, \S*other in float32: memories .* read in one type$"):
+        ask(loaded[0], f"memory.load=[{kept},{other}]", *loaded[2:], questions="Who?\n")
 
 
 @pytest.mark.parametrize("has_units", [True, False])
@@ -237,6 +242,23 @@ def test_sources_are_passages_of_the_files_with_their_places(ask):
     assert err.count("] ") == 1
     assert re.search(named, err).groups() == (str(start), str(end))
     assert "/sources=99: must be at least 1 and at most 20" in err
+    pair = [ask.folder / "1.memory", ask.folder / "2.memory"]
+    for name, folder in zip(("lake.pdf", "late.txt"), pair, strict=True):
+        ask("task=generate", f"prompt_file={ask.folder / name}", f"memory.save={folder}", common)
+    together = f"memory.load=[{pair[0]},{pair[1]}]"
+    texts = {"lake.pdf": text, "late.txt": read_document(ask.folder / "late.txt").text}
+    asked = ask("task=generate", question, together, common, "generate.sources=20")[1]
+    asked += ask("task=chat", together, common, questions="Where eats the okapi?\n/sources 20\n")[1]
+    found = re.findall(r"^\[\d+\] ([^,]*), .*characters (\d+) to (\d+) .*\n((?:    .*\n|\n)*)", asked, re.M)
+    assert {name for name, *_ in found} == texts.keys()
+    for name, start, end, shown in found:
+        assert texts[name][int(start) : int(end)] == textwrap.dedent(shown).rstrip("\n")
+    for given, message in (
+        ([together, "memory.save=x"], "each of the 2 memories is saved"),
+        (["memory.load=[]"], "a list of"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ask("task=chat", *given, common)
     for kind, given in (("pretrained", []), ("pretrained_base", [files]), ("pretrained", [files, "generate.tokens=0"])):
         with pytest.raises(UserError, match="generate.sources=2: .*model=pretrained, and an answer about prompt_file"):
             ask("task=generate", "prompt=Who?", *given, "generate.sources=2", kind=kind)

@@ -110,6 +110,8 @@ def test_files_are_read_one_after_the_other_and_the_memory_says_where_each_begin
         "b.txt, line 2",
     ]
     ask("prompt=It", f"memory.load={kept}")
+    with pytest.raises(UserError, match="only memories of a model of transformers are asked together"):
+        ask("prompt=It", f"memory.load=[{kept},{kept}]")
 
 
 def test_a_plain_transformer_reads_both_and_a_run_of_another_tokenizer_is_refused(ask):

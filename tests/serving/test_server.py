@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 import tokenizers
+import torch
 from fastapi.testclient import TestClient
 from transformers import PreTrainedTokenizerFast
 
@@ -23,7 +24,7 @@ from landmark.answering import answering
 from landmark.answering.answer import Decoding
 from landmark.answering.answering import Answering
 from landmark.documents import document_of
-from landmark.huggingface import LandmarkCache, PrefixCache
+from landmark.huggingface import LandmarkCache, PrefixCache, joined
 from landmark.serving.__main__ import main
 from landmark.serving.app import make_app
 from landmark.serving.memories import ServerSettings
@@ -189,6 +190,49 @@ def test_a_document_is_read_once_and_outlives_the_server(settings, tokenizer, tm
     known = len(text) if not settings else len(text) // model.landmarks.block_size * model.landmarks.block_size
     assert all(each.usage.prompt_tokens_details.cached_tokens >= known for each in [*found, of_chat])
     assert of_chat.choices[0].message.content == greedily(model, tokenizer, "user: Who? \nassistant:", text)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_documents_are_asked_in_order_or_as_each_was_read_alone(family, tokenizer, tmp_path):
+    model, names, question = wrapped_model(family, local=16, **FREE), ["a", "b"], "Who waits? "
+    texts = "The report says that herons wait. " * 3, "A note: nobody came to the lake. " * 2
+    ids = [tokenizer(text, return_tensors="pt").input_ids for text in texts]
+    alone, whole = (
+        [model.new_memory() for _ in texts],
+        torch.cat([*ids, tokenizer(question, return_tensors="pt").input_ids], 1),
+    )
+    for text, memory in zip(ids, alone, strict=True):
+        with torch.no_grad():
+            model(text, past_key_values=memory, logits_to_keep=1)
+    with torch.no_grad():
+        together = model.generate(whole, past_key_values=joined(alone), max_new_tokens=4, do_sample=False)[
+            0, whole.shape[1] :
+        ]
+    expected = {"in_order": greedily(model, tokenizer, question, "".join(texts)), "apart": tokenizer.decode(together)}
+    with Server(model, tokenizer, tmp_path) as running:
+        for name, text in zip(names, texts, strict=True):
+            running.http().put(f"/documents/{name}", content=text.encode())
+        for way in ("apart", "in_order") * 2:
+            asked = {"prompt": question, "max_tokens": 4, "temperature": 0, "sources": 9}
+            found = running.http().post("/completions", json=asked | {"documents": names, "documents_read": way}).json()
+            assert found["choices"][0]["text"] == expected[way]
+            assert found["documents_read"] == way
+            assert {each["document"] for each in found["choices"][0]["sources"]} == {*names}
+            for each in found["choices"][0]["sources"]:
+                assert texts[names.index(each["document"])][each["start"] : each["end"]] == each["text"]
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= sum(map(len, texts)) - 12
+        asked["documents_read"] = "apart"
+        missing, both = (asked | each for each in ({"documents": ["a", "c"]}, {"documents": names, "document": "a"}))
+        said = [running.http().post("/completions", json=each).json()["error"]["message"] for each in (missing, both)]
+    assert said == ["document c: there is none of this name", "document and documents: name one, or several"]
+    with Server(wrapped_model("llama", local=16), tokenizer, tmp_path / "landmarks") as running:
+        for name in names:
+            running.http().put(f"/documents/{name}", content=b"A heron waits. " * 3)
+        given = {"prompt": question, "documents": names, "documents_read": "apart"}
+        for _ in range(2):
+            found = running.http().post("/completions", json=given)
+            assert found.status_code == 400
+            assert "only texts that are read without landmarks can be asked together" in found.text
 
 
 @pytest.mark.parametrize("settings", [{}, FREE])

@@ -45,7 +45,7 @@ def of_blocks(path: str, longest: int) -> tuple[Read, Callable[[], None]]:
         cache, given = kept["cache"], torch.tensor([list(ids)])
         for start, stop in pairwise([0, *cache.stops(len(ids))]):
             goes_on = stop < len(ids)
-            model(given[:, start:stop], past_key_values=cache, logits_to_keep=1, known=goes_on).logits.argmax()
+            model(given[:, start:stop], past_key_values=cache, logits_to_keep=1, prefill=goes_on).logits.argmax()
 
     begin()
     return read, begin

@@ -132,7 +132,7 @@ def reader(model: Any, ids: Tensor, caches: dict[str, Any], name: str) -> Callab
         if name == BLOCKS:
             past.expect(ids.shape[1])
         for start in range(0, ids.shape[1], LOCAL):
-            goes_on = {"known": start + LOCAL < ids.shape[1]} if name == BLOCKS else {}  # as a long prompt is read
+            goes_on = {"prefill": start + LOCAL < ids.shape[1]} if name == BLOCKS else {}  # as a long prompt is read
             part = ids[:, start : start + LOCAL]
             model(part, past_key_values=past, use_cache=True, logits_to_keep=1, **goes_on)
         wait(ids)

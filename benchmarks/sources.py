@@ -185,19 +185,20 @@ def main() -> None:
     content, books = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), list[Book]()
     model, tokenizer = load(given.model)
     answering = Answering(model, tokenizer, most_bytes=1)
+    place = given.work / f"{Path(given.model).stem}-{given.tokens}"
     for name in given.books or content["books"]:
         text = (given.data / content["books"][name]["file"]).read_text("utf-8")
         questions = {number: each for number, each in enumerate(content["questions"]) if each["book"] == name}
-        folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / name
+        folder = place / name
         folder.mkdir(parents=True, exist_ok=True)
         books.append(Book(answering, text, questions, given.tokens, folder))
     if given.together is not None:
-        folder = folder.with_name("-".join([given.together, *(given.books or content["books"])]))
-        folder.mkdir(exist_ok=True)
-        books = [Together(books, given.together, folder)]
+        place /= "-".join([given.together, *(given.books or content["books"])])
+        place.mkdir(exist_ok=True)
+        books = [Together(books, given.together, place)]
     frame: Any = pd.DataFrame([row for book in books for row in ranks_of(book, model.landmarks.block_size)])
     given.out.mkdir(parents=True, exist_ok=True)
-    named = [Path(given.model).stem, str(given.tokens or "books"), *([folder.name] if given.together else [])]
+    named = [Path(given.model).stem, str(given.tokens or "books"), *([place.name] if given.together else [])]
     file = given.out / f"{'-'.join(named)}.csv"
     write_atomic(file, frame.to_csv(index=False).encode())
     print(f"{table(frame)}\n\nwritten: {file}")

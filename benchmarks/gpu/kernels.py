@@ -217,15 +217,15 @@ def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
         q, k, v = (made(1, h, length, dim).to(scale.half) for h in (heads, kv_heads, kv_heads))
         chunk = [x[:, :, -count:] for x in (q, k, v)]
         functions: dict[str, Callable[[], object]] = {}
-        for name, known in ((OURS, True), ("landmark, each query alone", False)):
-            of_model = {"frequencies": frequencies, "positions": length}
-            memory = BlockCache(32 if scale.is_gpu else 4, **vars(settings), **of_model)
+        for name, prefill in ((OURS, True), ("landmark, each query alone", False)):
+            positions = {"frequencies": frequencies, "positions": length}
+            memory = BlockCache(32 if scale.is_gpu else 4, **vars(settings), **positions)
             memory.expect(length)
             for start in range(0, length - count, count):
                 part = slice(start, min(start + count, length - count))
                 memory.attend(0, q[:, :, part], k[:, :, part], v[:, :, part], Scoring(), None)
                 memory.commit()
-            memory.begin(known)
+            memory.begin(prefill)
             functions[name] = partial(_attend_once, memory, chunk)
         copies = [x.repeat_interleave(heads // kv_heads, 1) for x in (k, v)]
         functions[FLASH] = partial(_attend_to_all, chunk[0], *copies)

@@ -84,7 +84,7 @@ class Answering:
                 if has_blocks and not start:
                     cache.expect(length)
                 stop = start + self._next_stop(cache, length - start)
-                given: dict[str, Any] = {"known": stop < length} if has_blocks else {}
+                given: dict[str, Any] = {"prefill": stop < length} if has_blocks else {}
                 given |= {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
                 given |= {} if self._local is None else {"local": self._local}
                 logits = self.model(ids[:, start:stop].to(self.model.device), **given).logits[:, -1]

@@ -136,7 +136,7 @@ class Chats:
             return "", text
         opening, closing = self.marks
         if self.marks is CHANNELS and (text.startswith("<|") or not text):
-            return _of_channels(text, whole)
+            return _split_channels(text, whole)
         begun = text.lstrip()
         if not opened and not begun.startswith(opening):
             return "", "" if not whole and opening.startswith(begun) else text
@@ -144,7 +144,7 @@ class Chats:
         return (reasoning if closed or whole else _settled(reasoning, closing)).strip(), answer.lstrip()
 
 
-def _of_channels(text: str, whole: bool) -> tuple[str, str]:
+def _split_channels(text: str, whole: bool) -> tuple[str, str]:
     """The reasoning and the answer in messages of gpt-oss, `<|channel|>NAME<|message|>…<|end|>`: what is not final is
     reasoning.
     """

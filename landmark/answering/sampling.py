@@ -40,7 +40,7 @@ class Sampling:
             check_field(f"generate.{item.name}", getattr(self, item.name), item)
 
     @classmethod
-    def of_model(cls, config: Any, **given: Any) -> Sampling:
+    def from_config(cls, config: Any, **given: Any) -> Sampling:
         """The sampling that a model's `generation_config` recommends (None: greedy), with what is given in its place.
 
         As transformers reads it: without `do_sample` the most probable token is taken, with the penalty alone. given:

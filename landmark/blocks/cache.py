@@ -141,12 +141,12 @@ class BlockCache:
         self.dense, self.observer = dense, observer
         self._config = AttentionConfig(block_size, self.window, k, first)
         self.unrotated_layers = frozenset(unrotated_layers)
-        self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
+        self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
         self._rotation = None if frequencies is None else partial(rotate_by, frequencies)
         self._trained, self._tier, self._folder = positions, tier, folder
         self.model: Callable[[], str | None] | None = None
-        self._known = False
+        self._prefill = False
         self.reset()
 
     def reset(self) -> None:
@@ -203,9 +203,9 @@ class BlockCache:
         """Make room for so many tokens more, when the next are read."""
         self._expected = max(self._expected, self.position + tokens)
 
-    def begin(self, known: bool) -> None:
-        """The next piece begins. known: whether none of its tokens gets logits."""
-        self._known = known
+    def begin(self, prefill: bool) -> None:
+        """The next piece begins. prefill: whether none of its tokens gets logits."""
+        self._prefill = prefill
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None = None
@@ -226,7 +226,7 @@ class BlockCache:
         self._length = length
         self._reads_all = max(self._dense_on(q.device.type), self._config.covered)
         config = replace(self._config, scale=scoring.scale_of(dim), softcap=scoring.softcap)
-        if self._known and length > 1:
+        if self._prefill and length > 1:
             config = replace(config, tile=self.block_size)
         if length > 1 and has_kernels(q, self.block_size) and q.dtype != torch.float32:
             from landmark.blocks import prefill_kernels as kernels
@@ -333,14 +333,14 @@ class BlockCache:
 
     def _parts(self, layer: int, start: int, length: int, config: AttentionConfig, device: str) -> Iterator[Part]:
         """A chunk in parts, each of which is read in one way."""
-        turning = self._known_positions is not None and layer not in self.unrotated_layers
-        known = self._known_positions if turning else None
+        turning = self._true_positions is not None and layer not in self.unrotated_layers
+        true = self._true_positions if turning else None
         bounds = [max(self._dense_on(device), config.covered)]
-        if known is not None:  # whole groups, so that all queries of one are read alike
-            bounds.append(max(bounds[0], known // config.group * config.group))
+        if true is not None:  # whole groups, so that all queries of one are read alike
+            bounds.append(max(bounds[0], true // config.group * config.group))
         end = start + length
         for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
-            beyond = known is not None and first >= bounds[-1]
+            beyond = true is not None and first >= bounds[-1]
             yield Part(first, stop, first >= bounds[0], self._rotation if beyond else None)
 
     def part_at(self, layer: int, position: int, device: str) -> Part:
@@ -352,8 +352,8 @@ class BlockCache:
         self._chunks += bool(self._length)
         is_settled, self.position = self.settled == self.position, self.position + self._length
         if is_settled:
-            known = self.position if self._known else min(self.position, self._reads_all)
-            self.settled = max(self.settled, self._whole(known))
+            prefilled = self.position if self._prefill else min(self.position, self._reads_all)
+            self.settled = max(self.settled, self._whole(prefilled))
         self._length = 0
 
     attend_in = attend
@@ -403,15 +403,20 @@ class BlockCache:
     def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
         """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` tokens at a time.
 
-        The tokens without logits are known, and are read in whole blocks. Behind the last whole block every token
+        Tokens without logits (prefill) are read in whole blocks. Behind the last whole block every token
         chooses alone, so that the pieces, and the calls in which a text comes, do not show.
         """
         self._reads_all = max(self._dense_on(device), self._config.covered)
-        before, known, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
+        before, prefilled, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
         if kept < length and self.chooses(before + length, device):
-            known = max(0, self._whole(before + length - kept) - before)
-        ends = {*range(step - before % step, known, step), known, *range(known + most, length, most), length}
-        return [Piece(start, stop, stop <= known) for start, stop in pairwise(sorted({0} | ends))]
+            prefilled = max(0, self._whole(before + length - kept) - before)
+        ends = {
+            *range(step - before % step, prefilled, step),
+            prefilled,
+            *range(prefilled + most, length, most),
+            length,
+        }
+        return [Piece(start, stop, stop <= prefilled) for start, stop in pairwise(sorted({0} | ends))]
 
     def discard(self) -> None:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from landmark.attention.fused.tuning import on_device_of, padded
 from landmark.blocks.attention import AttentionConfig, Text
-from landmark.blocks.prefill_kernels import lag_of, list_of, of_products, turned
+from landmark.blocks.prefill_kernels import lag_of, list_of, scaled_scores, turned
 from landmark.memory.reading_kernels import merge_constants, merged_splits, splits_of
 
 BLOCKS = 64  # whose means a program scores
@@ -73,18 +73,18 @@ def scores_of_means(
     else:
         means = tl.load(Means + at, mask=seen[:, None] & d_ok[None, :], other=0.0)
     for row in range(GROUP):
-        of_query = cache // heads * q_b + (cache % heads * GROUP + row) * q_h
-        q = tl.load(Q + of_query + d, mask=d_ok, other=0.0).to(tl.float32)
+        query_base = cache // heads * q_b + (cache % heads * GROUP + row) * q_h
+        q = tl.load(Q + query_base + d, mask=d_ok, other=0.0).to(tl.float32)
         scores = tl.sum(means * q[None, :], axis=1)
         if PAIRS:
-            q = turned(Q, Turns, of_query + d, d, d_ok, far, -1, PAIRS)
+            q = turned(Q, Turns, query_base + d, d, d_ok, far, -1, PAIRS)
             scores = tl.where(older, tl.sum(means * q[None, :], axis=1), scores)
-        scores = tl.where(seen, of_products(scores, scale, softcap, CAPPED), float("-inf"))
+        scores = tl.where(seen, scaled_scores(scores, scale, softcap, CAPPED), float("-inf"))
         largest = tl.max(scores, axis=0)
         level = tl.where(largest == float("-inf"), 0.0, largest)
-        of_row = cache * GROUP + row
-        tl.store(Scores + of_row * blocks + block, scores, mask=block < blocks)
-        tl.store(Lse + of_row * parts + part, level + tl.log2(tl.sum(tl.exp2(scores - level), axis=0)))
+        row_index = cache * GROUP + row
+        tl.store(Scores + row_index * blocks + block, scores, mask=block < blocks)
+        tl.store(Lse + row_index * parts + part, level + tl.log2(tl.sum(tl.exp2(scores - level), axis=0)))
 
 
 @triton.jit(do_not_specialize=["blocks", "parts"])
@@ -97,9 +97,9 @@ def largest_shares(
     part, cache = tl.program_id(0), tl.program_id(1).to(tl.int64)
     far = _far(tl.load(Position), WINDOW, L)
     row, each, block = tl.arange(0, ROWS), tl.arange(0, LISTED), part * BLOCKS + tl.arange(0, BLOCKS)
-    row_ok, of_group = row < GROUP, cache * GROUP + row
+    row_ok, group_row = row < GROUP, cache * GROUP + row
     lse = tl.load(
-        Lse + of_group[:, None] * parts + each[None, :],
+        Lse + group_row[:, None] * parts + each[None, :],
         mask=row_ok[:, None] & (each < parts)[None, :],
         other=float("-inf"),
     )
@@ -107,7 +107,7 @@ def largest_shares(
     level = tl.where(largest == float("-inf"), 0.0, largest)
     normaliser = level + tl.log2(tl.sum(tl.exp2(lse - level[:, None]), axis=1))
     seen = row_ok[:, None] & (block < far)[None, :]
-    scores = tl.load(Scores + of_group[:, None] * blocks + block[None, :], mask=seen, other=float("-inf"))
+    scores = tl.load(Scores + group_row[:, None] * blocks + block[None, :], mask=seen, other=float("-inf"))
     shares = tl.max(tl.where(seen, tl.exp2(scores - normaliser[:, None]), 0.0), axis=0)
     shares = tl.where(block < FIRST, float("inf"), shares)
     tl.store(Shares + cache * blocks + block, tl.where(block < far, shares, -1.0), mask=block < blocks)
@@ -130,8 +130,8 @@ def read_keys(
     far = _far(position, WINDOW, L)
     row, d, offset = tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
     row_ok, d_ok = row < GROUP, d < D
-    of_row = cache // heads * q_b + (cache % heads * GROUP + row) * q_h
-    here, at_q = row_ok[:, None] & d_ok[None, :], of_row[:, None] + d[None, :]
+    row_index = cache // heads * q_b + (cache % heads * GROUP + row) * q_h
+    here, at_q = row_ok[:, None] & d_ok[None, :], row_index[:, None] + d[None, :]
     q = tl.load(Q + at_q, mask=here, other=0.0)
     running = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -156,7 +156,7 @@ def read_keys(
         k = tl.load(Keys + cache * c_c + at[:, None] * c_t + d[None, :], mask=token, other=0.0)
         v = tl.load(Values + cache * w_c + at[:, None] * w_t + d[None, :], mask=token, other=0.0)
         products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
-        scores = tl.where(key_ok[None, :], of_products(products, scale, softcap, CAPPED), float("-inf"))
+        scores = tl.where(key_ok[None, :], scaled_scores(products, scale, softcap, CAPPED), float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
         weights, kept = tl.exp2(scores - larger[:, None]), tl.exp2(running - larger)
         total = total * kept + tl.sum(weights, axis=1)
@@ -164,9 +164,9 @@ def read_keys(
         running = larger
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
-    of_group = (split.to(tl.int64) * tl.num_programs(1) + cache) * GROUP + row
-    tl.store(Parts + of_group[:, None] * D + d[None, :], acc / total[:, None], mask=here)
-    tl.store(Lse + of_group, tl.where(nothing, float("-inf"), running + tl.log2(total)), mask=row_ok)
+    group_row = (split.to(tl.int64) * tl.num_programs(1) + cache) * GROUP + row
+    tl.store(Parts + group_row[:, None] * D + d[None, :], acc / total[:, None], mask=here)
+    tl.store(Lse + group_row, tl.where(nothing, float("-inf"), running + tl.log2(total)), mask=row_ok)
 
 
 KERNELS = append, scores_of_means, largest_shares, read_keys

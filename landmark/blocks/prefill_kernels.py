@@ -25,7 +25,7 @@ MEANS = 64  # of one step
 
 
 @triton.jit
-def of_products(products, scale, softcap, CAPPED: tl.constexpr):
+def scaled_scores(products, scale, softcap, CAPPED: tl.constexpr):
     """Scores of products of queries and keys, for powers of 2."""
     scores = products * scale
     if CAPPED:
@@ -35,7 +35,7 @@ def of_products(products, scale, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _scores(q, k, scale, softcap, CAPPED: tl.constexpr):
-    return of_products(tl.dot(q, tl.trans(k)), scale, softcap, CAPPED)
+    return scaled_scores(tl.dot(q, tl.trans(k)), scale, softcap, CAPPED)
 
 
 @triton.jit
@@ -44,17 +44,17 @@ def turned(X, Turns, at, d, mask, blocks, LATER: tl.constexpr, PAIRS: tl.constex
 
     Turns: (blocks, PAIRS, 2). at: of the numbers, in the shape of d.
     """
-    factors, of_pair = d < 2 * PAIRS, Turns + (blocks * PAIRS + d % PAIRS) * 2
+    factors, pair_base = d < 2 * PAIRS, Turns + (blocks * PAIRS + d % PAIRS) * 2
     partner = tl.where(factors, tl.where(d < PAIRS, PAIRS, -PAIRS), 0)
     x = tl.load(X + at, mask=mask, other=0.0).to(tl.float32)
     other = tl.load(X + at + partner, mask=mask, other=0.0).to(tl.float32)
-    cos = tl.load(of_pair, mask=factors, other=1.0)
-    sin = tl.load(of_pair + 1, mask=factors, other=0.0)
+    cos = tl.load(pair_base, mask=factors, other=1.0)
+    sin = tl.load(pair_base + 1, mask=factors, other=0.0)
     return x * cos + other * tl.where(d < PAIRS, -LATER * sin, LATER * sin)
 
 
 @triton.jit
-def _of_means(
+def _mean_key_scores(
     q, older_q, Means, Placed, j, offset, d, k_c, far, newest, scale, softcap,
     SEGMENT: tl.constexpr, D: tl.constexpr, CAPPED: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
@@ -65,8 +65,8 @@ def _of_means(
     scores = _scores(q, tl.load(Means + at, mask=newer[:, None] & d_ok, other=0.0), scale, softcap, CAPPED)
     if PAIRS:
         older = tl.load(Placed + at, mask=(block < far - newest)[:, None] & d_ok, other=0.0)
-        of_older = _scores(older_q, older, scale, softcap, CAPPED)
-        scores = tl.where((block < far - newest)[None, :], of_older, scores)
+        older_scores = _scores(older_q, older, scale, softcap, CAPPED)
+        scores = tl.where((block < far - newest)[None, :], older_scores, scores)
     return scores, block < far
 
 
@@ -83,20 +83,20 @@ def block_shares(
     """
     tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
     row, d, offset = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
-    d_ok, far, of_tile = d < D, tl.load(Far + tile), cache * tl.num_programs(0) + tile
+    d_ok, far, tile_index = d < D, tl.load(Far + tile), cache * tl.num_programs(0) + tile
     query = tile * TILE + row % TILE
     asks = (row < rows) & (query >= before) & (query < end)
-    here, asked = (of_tile * rows + row)[:, None] * D + d[None, :], asks[:, None] & d_ok[None, :]
+    here, asked = (tile_index * rows + row)[:, None] * D + d[None, :], asks[:, None] & d_ok[None, :]
     q = tl.load(Q + here, mask=asked, other=0.0)
     older_q = q
     if PAIRS:
         older_q = turned(Q, Turns, here, d[None, :], asked, far, -1, PAIRS).to(q.dtype)
-    of_cache = cache * count * D
+    cache_base = cache * count * D
     running = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     for j in range(tl.cdiv(far, SEGMENT)):
-        scores, seen = _of_means(
-            q, older_q, MeanKeys, PlacedKeys, j, offset, d, of_cache, far, newest, scale, softcap,
+        scores, seen = _mean_key_scores(
+            q, older_q, MeanKeys, PlacedKeys, j, offset, d, cache_base, far, newest, scale, softcap,
             SEGMENT, D, CAPPED, PAIRS,
         )  # fmt: skip
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -105,12 +105,12 @@ def block_shares(
         running = larger
     normaliser = running + tl.log2(total)
     for j in range(tl.cdiv(far, SEGMENT)):
-        scores, seen = _of_means(
-            q, older_q, MeanKeys, PlacedKeys, j, offset, d, of_cache, far, newest, scale, softcap,
+        scores, seen = _mean_key_scores(
+            q, older_q, MeanKeys, PlacedKeys, j, offset, d, cache_base, far, newest, scale, softcap,
             SEGMENT, D, CAPPED, PAIRS,
         )  # fmt: skip
         shares = tl.where(seen[None, :] & asks[:, None], tl.exp2(scores - normaliser[:, None]), 0.0)
-        tl.atomic_max(Shares + of_tile * count + j * SEGMENT + offset, tl.max(shares, axis=0), mask=seen)
+        tl.atomic_max(Shares + tile_index * count + j * SEGMENT + offset, tl.max(shares, axis=0), mask=seen)
 
 
 @triton.jit
@@ -140,12 +140,12 @@ def read_blocks(
     n, rows), float32.
     """
     tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    of_tile = cache * tl.num_programs(0) + tile
+    tile_index = cache * tl.num_programs(0) + tile
     row, d, offset = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
     row_ok, d_ok = row < rows, d < D
-    here = (of_tile * rows + row)[:, None] * D + d[None, :]
+    here = (tile_index * rows + row)[:, None] * D + d[None, :]
     q = tl.load(Q + here, mask=row_ok[:, None] & d_ok[None, :], other=0.0)
-    of_keys, of_values = Keys + cache * k_c, Values + cache * v_c
+    keys_base, values_base = Keys + cache * k_c, Values + cache * v_c
     running = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -154,11 +154,11 @@ def read_blocks(
     near = first // GROUP * GROUP - WINDOW
     steps = count + tl.cdiv(first + TILE - near, SEGMENT)
     if PAIRS:
-        listed = list_of(Chosen + of_tile * count, count, LISTED)
+        listed = list_of(Chosen + tile_index * count, count, LISTED)
     for j in range(steps):
         moved = first * 0  # blocks
         if j < count:
-            block = tl.load(Chosen + of_tile * count + j).to(tl.int64)
+            block = tl.load(Chosen + tile_index * count + j).to(tl.int64)
             if PAIRS:
                 moved = near // L - block - lag_of(block, listed, near // L, count)
             at = block * L + offset
@@ -167,12 +167,12 @@ def read_blocks(
             at = near + (j - count) * SEGMENT + offset
             key_ok, seen = at < first + TILE, at[None, :] <= position[:, None]
         key_here = key_ok[:, None] & d_ok[None, :]
-        v = tl.load(of_values + at[:, None] * v_t + d[None, :], mask=key_here, other=0.0)
+        v = tl.load(values_base + at[:, None] * v_t + d[None, :], mask=key_here, other=0.0)
         if PAIRS:
-            k = turned(of_keys, Turns, at[:, None] * k_t + d[None, :], d[None, :], key_here, moved, 1, PAIRS)
+            k = turned(keys_base, Turns, at[:, None] * k_t + d[None, :], d[None, :], key_here, moved, 1, PAIRS)
             k = k.to(v.dtype)
         else:
-            k = tl.load(of_keys + at[:, None] * k_t + d[None, :], mask=key_here, other=0.0)
+            k = tl.load(keys_base + at[:, None] * k_t + d[None, :], mask=key_here, other=0.0)
         scores = tl.where(seen, _scores(q, k, scale, softcap, CAPPED), float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
         level = tl.where(larger == float("-inf"), 0.0, larger)
@@ -181,7 +181,7 @@ def read_blocks(
         acc = acc * kept[:, None] + tl.dot(weights.to(v.dtype), v)
         running = larger
     tl.store(Out + here, (acc / total[:, None]).to(Out.dtype.element_ty), mask=row_ok[:, None] & d_ok[None, :])
-    tl.store(Lse + of_tile * rows + row, (running + tl.log2(total)) / LOG2_E, mask=row_ok)
+    tl.store(Lse + tile_index * rows + row, (running + tl.log2(total)) / LOG2_E, mask=row_ok)
 
 
 def read_tiles(

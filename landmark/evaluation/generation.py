@@ -198,7 +198,7 @@ def sampling_of(config: Config, model: Any = None) -> Sampling:
     given = config.generate
     names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
     recommended = model.generation_config if model is not None and given.defaults == "model" else None
-    return Sampling.of_model(recommended, **{name: getattr(given, name) for name in names}, seed=config.seed)
+    return Sampling.from_config(recommended, **{name: getattr(given, name) for name in names}, seed=config.seed)
 
 
 def prompt_texts(config: Config) -> list[str]:

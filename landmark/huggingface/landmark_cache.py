@@ -197,11 +197,9 @@ class LandmarkCache(Cache):
 
     def unread(self, batch: int) -> list[Tensor]:
         """The unread ids of each of `batch` texts."""
-        return [
-            own[each.memory.tokens_read :] for own, each in zip(self.texts(batch), self.of_texts(batch), strict=True)
-        ]
+        return [own[each.memory.tokens_read :] for own, each in zip(self.texts(batch), self.caches(batch), strict=True)]
 
-    def of_texts(self, batch: int) -> list[LandmarkCache]:
+    def caches(self, batch: int) -> list[LandmarkCache]:
         """The cache of each of `batch` texts."""
         found = dict.fromkeys(range(batch), self)
         for group in self.groups:
@@ -221,14 +219,14 @@ class LandmarkCache(Cache):
         return {number: _copied(layer) for number, layer in self._others.items()}
 
     @contextmanager
-    def reading(self, ids: Tensor, length: int, device: torch.device, known: bool = False) -> Iterator[Tensor]:
-        """Read a chunk of `length` tokens, landmarks included. ids: (B, n), without them. known: none of its logits is
-        wanted, so its tokens may choose blocks together. Gives its position ids (1, length), all 0 where the memory
+    def reading_chunk(self, ids: Tensor, length: int, device: torch.device, prefill: bool = False) -> Iterator[Tensor]:
+        """Read a chunk of `length` tokens, landmarks included. ids: (B, n), without them. prefill: none of its logits
+        is wanted, so its tokens may choose blocks together. Gives its position ids (1, length), all 0 where the memory
         assigns positions and no layer keeps anything else: undoing the rotation is exact. Raises UserError if a layer
         did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
-        self.memory.begin(known)
+        self.memory.begin(prefill)
         if self.has_others or self.memory.is_rotated:
             positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
         before = self._copies_of_others()
@@ -464,7 +462,7 @@ class LandmarkCache(Cache):
         return list(found.values())
 
     def divide(self, kinds: list[tuple[int, bool]]) -> list[Group]:
-        """Group samples by the tokens they read next. kinds: of each their number, and whether they are `known`."""
+        """Group samples by the tokens they read next. kinds: of each their number, and whether they are `prefill`."""
         if not self.groups:
             whole, columns = copy.copy(self), self.get_seq_length()
             vars(self).update(vars(self._copy(copy.copy(self.memory))))
@@ -491,7 +489,7 @@ class LandmarkCache(Cache):
             raise UserError(f"the ids are of {batch} texts, the memory is of {self.batch_size}")
 
     @contextmanager
-    def reading_all(self, batch: int, columns: int) -> Iterator[None]:
+    def whole_batch(self, batch: int, columns: int) -> Iterator[None]:
         """Read `columns` tokens more, padding included. After an error in a chunk the memory can only be reset."""
         before = [len(text) for text in self.texts(batch)]
         try:
@@ -502,7 +500,7 @@ class LandmarkCache(Cache):
         self._columns += columns
 
     @contextmanager
-    def reading_together(self, positions: Tensor) -> Iterator[None]:
+    def passing_together(self, positions: Tensor) -> Iterator[None]:
         """Let the chunks of all groups pass through the model at once, where only the memory keeps something."""
         self._chunk.positions = positions
         try:

@@ -20,7 +20,7 @@ from landmark.huggingface.attention import ATTENTION, LandmarkWindow, check_atte
 from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.next_token import replaying
-from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
+from landmark.huggingface.reading import ChunkedForward, check_ends, check_goes_on, check_positions, last_columns
 from landmark.huggingface.windows import check_windows
 from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
@@ -105,7 +105,7 @@ class LandmarkModel(_Base):
         phase: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         local: int | None = None,
-        known: bool = False,
+        prefill: bool = False,
         **kwargs: Any,
     ) -> Any:
         """The original forward pass, or one with landmarks. Other arguments are those of the original model.
@@ -114,8 +114,8 @@ class LandmarkModel(_Base):
         for padding, which windows may have on the right. labels: with `phase` together with `shift_labels`, where the
         target before a landmark is the token after it. phase: (B,), tokens missing from the first block of each window;
         with `cu_seqlens`, the bounds (documents + 1,) of documents packed into a row, (documents,). local: tokens read
-        at a time with a `LandmarkCache` (None: as wrapped). known: no logits are used, because the text goes on; tokens
-        without landmarks then choose blocks together, as all do whose logits are not kept.
+        at a time with a `LandmarkCache` (None: as wrapped). prefill: no logits are used, because the text goes on;
+        tokens without landmarks then choose blocks together, as all do whose logits are not kept.
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
         """
@@ -128,7 +128,7 @@ class LandmarkModel(_Base):
         if isinstance(past_key_values, LandmarkCache):
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
-            reading = {"local": local or self.landmarks.local, "known": known, **kwargs}
+            reading = {"local": local or self.landmarks.local, "prefill": prefill, **kwargs}
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
         if labels is not None and phase is None and self.landmarks.token is not None:
@@ -194,7 +194,7 @@ class LandmarkModel(_Base):
         logits_to_keep: int | Tensor,
         *,
         local: int,
-        known: bool,
+        prefill: bool,
         return_dict: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
@@ -207,18 +207,18 @@ class LandmarkModel(_Base):
             raise UserError("logits_to_keep: with a landmark memory it must be a number of tokens, or 0 for all")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
-        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns).to(ids.device)
+        mask = torch.ones_like(ids) if mask is None else last_columns(mask, columns).to(ids.device)
         check_ends(mask, logits_to_keep)
         check_positions(position_ids, mask, cache)
         cache.check_model(self, is_token=columns == 1)
         self._check_reading()
-        with torch.no_grad(), cache.reading_all(batch, columns):
+        with torch.no_grad(), cache.whole_batch(batch, columns):
             next_token = replaying(self, cache, ids) if columns == 1 and not hidden and not kwargs else None
             if next_token is not None and bool(mask.all()):
                 logits = next_token.read(super().forward, cache, ids)
                 outputs = CausalLMOutputWithPast(logits=logits, past_key_values=cast(Any, cache))
             else:
-                reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
+                reader = ChunkedForward(self, super().forward, local, prefill, bool(hidden), kwargs)
                 outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
         logits = cast(Tensor, outputs.logits)
         if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):

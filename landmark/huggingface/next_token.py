@@ -25,24 +25,24 @@ class NextToken:
 
     def can_replay(self) -> bool:
         """Whether nobody would notice that Python does not run: no hook, no dropout, no adapter to be switched."""
-        modules = [of_module() for of_module in self._modules]
+        modules = [get_module() for get_module in self._modules]
         hooked = any(x is None or x._forward_hooks or x._forward_pre_hooks or x.training for x in modules)
         hooked = hooked or any(hasattr(x, "adapter_layer_names") for x in modules)
-        return not hooked and all(of_weight() is not None for of_weight in self._weights)
+        return not hooked and all(get_weight() is not None for get_weight in self._weights)
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copied cache makes its own."""
 
     def read(self, forward: Callable[..., Any], cache: LandmarkCache, ids: Tensor) -> Tensor:
         """Logits (B, 1, vocabulary) after the tokens (B, 1). forward: of the original model."""
-        with cache.reading(ids, 1, ids.device) as positions:
+        with cache.reading_chunk(ids, 1, ids.device) as positions:
             if len(self._ids) != len(ids):
                 like = {"dtype": ids.dtype, "device": ids.device}
                 self._ids, self._positions = new_buffer(*ids.shape, **like), new_buffer(*positions.shape, **like)
             self._ids.copy_(ids)
             self._positions.copy_(positions)
             static = self._ids, self._positions
-            weights = [cast(Tensor, of_weight()) for of_weight in self._weights]
+            weights = [cast(Tensor, get_weight()) for get_weight in self._weights]
             fixed = *cache.ready_for_token(), *(x.data_ptr() for x in (*static, *weights))
 
             def read() -> Tensor:

@@ -23,7 +23,7 @@ class Part(NamedTuple):
     rows: Tensor
     ids: Tensor
     cache: LandmarkCache
-    known: bool
+    prefill: bool
 
 
 class Together:
@@ -44,18 +44,18 @@ class Together:
         return out
 
 
-class Reader:
+class ChunkedForward:
     """Reads texts with a `LandmarkModel` chunk by chunk, `local` tokens at a time.
 
-    forward: of the original model; kwargs: of it. known: whether the logits are not used, because the text goes on.
+    forward: of the original model; kwargs: of it. prefill: whether the logits are not used, because the text goes on.
     hidden: whether hidden states are returned.
     """
 
     def __init__(
-        self, model: Any, forward: Callable[..., Any], local: int, known: bool, hidden: bool, kwargs: dict[str, Any]
+        self, model: Any, forward: Callable[..., Any], local: int, prefill: bool, hidden: bool, kwargs: dict[str, Any]
     ):
         self._model, self._forward, self._settings = model, forward, model.landmarks
-        self._local, self._known, self._hidden, self._kwargs = local, known, hidden, kwargs
+        self._local, self._prefill, self._hidden, self._kwargs = local, prefill, hidden, kwargs
 
     def read(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
         """Read more of the texts of a batch: of each the same pieces as if it were alone.
@@ -73,14 +73,14 @@ class Reader:
             self._check(text[None])
         wanted = mask[:, -kept:].sum(1).tolist()
         if self._hidden:  # of which all are wanted
-            of_pieces = [len(text) for text in texts]
+            lengths = [len(text) for text in texts]
         else:
-            of_pieces = [0] * len(texts) if self._known else wanted
-            if any(len(text) > own for text, own in zip(texts, of_pieces, strict=True)):
+            lengths = [0] * len(texts) if self._prefill else wanted
+            if any(len(text) > own for text, own in zip(texts, lengths, strict=True)):
                 cache.settle()
         unread = cache.unread(len(texts))
         texts = [torch.cat([before.to(text.device), text]) for before, text in zip(unread, texts, strict=True)]
-        each_text = zip(cache.of_texts(len(texts)), texts, of_pieces, strict=True)
+        each_text = zip(cache.caches(len(texts)), texts, lengths, strict=True)
         pieces = [own.pieces(len(text), last, self._local) for own, text, last in each_text]
         alike = not cache.groups and bool(mask.all())
         logits, states = [[] for _ in texts], list[list[list[Tensor]]]()
@@ -90,24 +90,24 @@ class Reader:
             for passed in [[part] for part in parts] if cache.has_others else [parts]:
                 rows = [row for part in passed for row in part.rows.tolist()]
                 skipped = max(0, min(len(texts[row]) - wanted[row] - now[row].start for row in rows))
-                for part, (of_text, of_layers) in zip(passed, self._pass(passed, cache, skipped), strict=True):
-                    states = states or [[[] for _ in texts] for _ in of_layers]
+                for part, (text_logits, layer_states) in zip(passed, self._pass(passed, cache, skipped), strict=True):
+                    states = states or [[[] for _ in texts] for _ in layer_states]
                     for at, row in enumerate(part.rows.tolist()):
-                        logits[row].append(of_text[at])
-                        for state, of_layer in zip(states, of_layers, strict=True):
-                            state[row].append(of_layer[at])
+                        logits[row].append(text_logits[at])
+                        for state, layer_state in zip(states, layer_states, strict=True):
+                            state[row].append(layer_state[at])
         hidden = tuple(padded(mask, state) for state in states) if self._hidden else None
         found = padded(mask[:, -kept:], logits)
         return CausalLMOutputWithPast(logits=found, past_key_values=cache, hidden_states=hidden)
 
     def _parts(self, texts: list[Tensor], pieces: list[Piece], cache: LandmarkCache, alike: bool) -> list[Part]:
         """What the texts read in these pieces, in groups that share a memory. alike: whether all do."""
-        parts, kinds = [], [(piece.stop - piece.start, piece.known) for piece in pieces]
+        parts, kinds = [], [(piece.stop - piece.start, piece.prefill) for piece in pieces]
         for rows, own in [Group([*range(len(texts))], cache)] if alike else cache.divide(kinds):
             ids = torch.stack([texts[row][pieces[row].start : pieces[row].stop] for row in rows])
             if ids.numel():
                 own.expect(max(len(texts[row]) - pieces[row].start for row in rows))
-                parts.append(Part(torch.tensor(rows, device=ids.device), ids, own, pieces[rows[0]].known))
+                parts.append(Part(torch.tensor(rows, device=ids.device), ids, own, pieces[rows[0]].prefill))
         return parts
 
     def _check(self, ids: Tensor) -> None:
@@ -135,7 +135,7 @@ class Reader:
             wanted = torch.cat([at[skipped:] for _, at in placed]).unique()
         with ExitStack() as stack:
             at_places = [
-                stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device, part.known))
+                stack.enter_context(part.cache.reading_chunk(part.ids, own.shape[1], own.device, part.prefill))
                 for part, (own, _) in zip(parts, placed, strict=True)
             ]
             tokens, positions, past = placed[0][0], at_places[0], parts[0].cache
@@ -147,7 +147,7 @@ class Reader:
                 for part, (own, _), each in zip(parts, placed, at_places, strict=True):
                     tokens[part.rows, : own.shape[1]] = own
                     positions[part.rows, : own.shape[1]] = each
-                stack.enter_context(cache.reading_together(positions))
+                stack.enter_context(cache.passing_together(positions))
                 spans = [(part.rows, own.shape[1], part.cache) for part, (own, _) in zip(parts, placed, strict=True)]
                 landmarks = Together(spans)
             outputs = self._forward(
@@ -175,7 +175,7 @@ def _part_of(batch: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
     return batch[:, columns.to(batch.device)]
 
 
-def of_columns(mask: Tensor, columns: int) -> Tensor:
+def last_columns(mask: Tensor, columns: int) -> Tensor:
     """The columns of an attention mask (B, T or more) that belong to the last tokens. Raises UserError if too short."""
     if mask.ndim != 2 or mask.shape[1] < columns:
         raise UserError(f"attention_mask: must be (batch, {columns} or more) of 0 and 1, not {tuple(mask.shape)}")
@@ -211,7 +211,7 @@ def check_goes_on(ids: Tensor, mask: Tensor | None, cache: LandmarkCache) -> Non
         return
     if len(ids) != cache.batch_size:
         raise UserError(f"the ids are of {len(ids)} texts, the memory is of {cache.batch_size}")
-    own = torch.ones_like(ids, dtype=torch.bool) if mask is None else of_columns(mask, ids.shape[1]).bool()
+    own = torch.ones_like(ids, dtype=torch.bool) if mask is None else last_columns(mask, ids.shape[1]).bool()
     whole = "give generate the whole text, as torch.cat([memory.ids, new_ids], 1)"
     for number, (row, has, read) in enumerate(zip(ids, own, cache.texts(len(ids)), strict=True)):
         given, read = row[:columns][has[:columns]], read.to(ids.device)

@@ -58,7 +58,7 @@ def _smaller(values: dict[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in values.items() if name not in DROPPED}
     for name, value in own.items():
         if name in ("per_layer_config", "mtp_per_layer_config") and isinstance(value, dict):
-            own[name] = {layer: _of_layer(each, values) for layer, each in value.items()}
+            own[name] = {layer: _layer_sizes(each, values) for layer, each in value.items()}
         elif isinstance(value, dict):
             own[name] = _smaller(value)
         elif isinstance(value, int) and not isinstance(value, bool):
@@ -88,10 +88,10 @@ def _small(name: str, value: int) -> int:
     return size if name.endswith(("dim", "head", "size")) and value > 0 else min(value, size)
 
 
-def _of_layer(values: Any, of_all: dict[str, Any]) -> Any:
+def _layer_sizes(values: Any, common: dict[str, Any]) -> Any:
     """The sizes that a layer has for itself; heads that are wider than others' stay so."""
     small = _smaller(values)
-    if values.get("head_dim", 0) > of_all.get("head_dim", HEAD_DIM):
+    if values.get("head_dim", 0) > common.get("head_dim", HEAD_DIM):
         small["head_dim"] = 2 * HEAD_DIM
     return small
 

@@ -32,7 +32,7 @@ def check_reading(plain: PreTrainedModel, wrapped: Any) -> None:
     ids = torch.randint(1, VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     with doubled():
         try:
-            original, masked = _logits(plain, ids), _of_few(plain, ids)
+            original, masked = _logits(plain, ids), _masked_logits(plain, ids)
             _compare(
                 _in_two(plain, ids),
                 original,
@@ -81,7 +81,7 @@ def _compare(found: Tensor, expected: Tensor, what: str) -> None:
         raise UserError(f"{what} differs from what it must be by {error:.1g} of its largest logit")
 
 
-def _of_few(plain: PreTrainedModel, ids: Tensor) -> Tensor:
+def _masked_logits(plain: PreTrainedModel, ids: Tensor) -> Tensor:
     """Logits of a model whose layers with full attention have a mask of the keys that a query reads."""
     layers, implementation = landmark_layers(plain), str(plain.config._attn_implementation)
 

@@ -144,7 +144,7 @@ class Memory:
         """As many tokens at a time as are wanted: where a chunk ends decides what its queries see."""
         return [Piece(start, min(start + most, length), False) for start in range(0, length, most)]
 
-    def begin(self, known: bool) -> None:
+    def begin(self, prefill: bool) -> None:
         """Nothing: all tokens choose alike."""
 
     def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:

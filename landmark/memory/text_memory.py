@@ -14,11 +14,11 @@ Place = str | torch.device | Callable[[int], torch.device]
 
 
 class Piece(NamedTuple):
-    """Tokens start … stop of a text, read together. known: whether none of them gets logits."""
+    """Tokens start … stop of a text, read together. prefill: whether none of them gets logits."""
 
     start: int
     stop: int
-    known: bool
+    prefill: bool
 
 
 class TextMemory(Protocol):
@@ -68,8 +68,8 @@ class TextMemory(Protocol):
         """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` at a time."""
         ...
 
-    def begin(self, known: bool) -> None:
-        """The next piece begins. known: whether none of its tokens gets logits."""
+    def begin(self, prefill: bool) -> None:
+        """The next piece begins. prefill: whether none of its tokens gets logits."""
         ...
 
     def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:

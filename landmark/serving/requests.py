@@ -123,7 +123,7 @@ class Asked(_Body):
         top_k = None if self.top_k is None else max(0, self.top_k)
         names = "temperature", "top_p", "min_p", "repetition_penalty"
         given = {name: getattr(self, name) for name in names}
-        return Sampling.of_model(generation_config, **given, top_k=top_k, seed=seed)
+        return Sampling.from_config(generation_config, **given, top_k=top_k, seed=seed)
 
     def with_question(self, text: str) -> Asked:
         """The same request with another prompt, or another text of the user's last message."""

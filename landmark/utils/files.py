@@ -83,9 +83,9 @@ def name_in_errors(path: str | Path) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if (of_system := re.search(r"\(os error (\d+)\)$", str(error))) is None:
+            if (system_error := re.search(r"\(os error (\d+)\)$", str(error))) is None:
                 raise
-            raise OSError(int(of_system[1]), os.strerror(int(of_system[1]))) from error
+            raise OSError(int(system_error[1]), os.strerror(int(system_error[1]))) from error
     except FileNotFoundError as error:
         raise UserError(
             f"{path} cannot be written, its folder was moved or deleted: put it back, the same command goes on"

@@ -31,11 +31,11 @@ def test_tokens_are_drawn_as_the_settings_say(changes, drawn):
 
 def test_a_models_recommendations_are_read_as_transformers_reads_them():
     config = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
-    assert Sampling.of_model(config) == Sampling(0.6, 50, 0.9, 0.0, 1.1)
-    assert Sampling.of_model(config, temperature=0, top_k=0, seed=3) == Sampling(0, 0, 0.9, 0.0, 1.1, 3)
+    assert Sampling.from_config(config) == Sampling(0.6, 50, 0.9, 0.0, 1.1)
+    assert Sampling.from_config(config, temperature=0, top_k=0, seed=3) == Sampling(0, 0, 0.9, 0.0, 1.1, 3)
     config.do_sample = False
-    assert Sampling.of_model(config) == Sampling(repetition_penalty=1.1)
-    assert Sampling.of_model(None, top_p=None) == Sampling()
+    assert Sampling.from_config(config) == Sampling(repetition_penalty=1.1)
+    assert Sampling.from_config(None, top_p=None) == Sampling()
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"temperature": 0.001, "repetition_penalty": 0.01}])

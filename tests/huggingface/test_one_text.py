@@ -40,7 +40,7 @@ def after(model, ids, cache=None, stops=None):
     cache = model.new_memory() if cache is None else cache
     with torch.no_grad():
         for start, stop in pairwise([0, *(stops or cache.stops(ids.shape[1]))]):
-            reading = {"past_key_values": cache, "logits_to_keep": 1, "known": stop < ids.shape[1]}
+            reading = {"past_key_values": cache, "logits_to_keep": 1, "prefill": stop < ids.shape[1]}
             logits = model(ids[:, start:stop], **reading).logits[0, -1]
     return logits
 
@@ -102,7 +102,7 @@ def test_a_client_that_left_does_not_show(wrapped, ids):
     text = ids[:, :LENGTH]
     with prefixes.using(text[0].tolist()) as cache, torch.no_grad():
         stop = cache.stops(LENGTH)[1]
-        wrapped(text[:, :stop], past_key_values=cache, logits_to_keep=1, known=True)
+        wrapped(text[:, :stop], past_key_values=cache, logits_to_keep=1, prefill=True)
     with prefixes.using(ids[0].tolist()) as cache:
         assert cache.get_seq_length() == stop
         found = after(wrapped, ids[:, stop:], cache)

@@ -5,6 +5,7 @@
 MODEL: a folder of transformers, or a .gguf file. Each book of experiments/sources/questions.json is read once: ten
 stretches around its ten passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
 and answered in 24 tokens. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
+`--needles TASK --books 1015`: passkey, or a task of RULER with essays of these books, in place of questions.
 The CSV has the rank of the passage's best block for each question and method; for `passages`, what a user sees, and for
 the same made of BM25 alone, the number of the passage that has a part of it.
 """
@@ -13,6 +14,7 @@ import argparse
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +28,16 @@ from landmark.answering.answering import Answering
 from landmark.answering.sampling import Sampling
 from landmark.answering.sources import NULL, combined, differing, passages, text_of, words
 from landmark.blocks.shares import Watched
+from landmark.data.passkey import Passkey
+from landmark.data.ruler import Ruler
+from landmark.data.ruler.material import Essays
+from landmark.data.tokenizers import PretrainedTokenizer, Tokenizer
 from landmark.huggingface import load
 from landmark.utils.files import write_atomic
 from landmark.utils.source_tree import ROOT
 
 QUESTIONS = ROOT / "experiments" / "sources"
 ANSWER = 24  # tokens
-HEADS = 10  # chosen on the questions that are not held out
 PARTS = ("prompt", "question", "answer")  # tokens whose attention is recorded
 AT = (1, 3, 10)
 
@@ -101,10 +106,10 @@ class Book:
         return self._cache
 
 
-def ranks_of(book: Book, size: int) -> tuple[list[dict[str, Any]], list[tuple[np.ndarray, list[int]]]]:
-    """A row for each question; and the shares of each head (layers, H, blocks) less NULL's, and the right blocks."""
+def ranks_of(book: Book, size: int) -> list[dict[str, Any]]:
+    """A row for each question."""
     text, bounds = text_of(book._answering.chats.decode, book.ids, size)
-    texts, rows, by_heads = [text[a:b] for a, b in pairwise(bounds)], [], []
+    texts, rows = [text[a:b] for a, b in pairwise(bounds)], []
     null = book.recorded("null", NULL, "Who?")["shares"].astype(np.float32)
     for number, each in book.questions.items():
         found, begins = book.recorded(str(number), each["question"], NULL), text.index(each["gold"])
@@ -121,19 +126,21 @@ def ranks_of(book: Book, size: int) -> tuple[list[dict[str, Any]], list[tuple[np
             shown = enumerate(passages(text, bounds, np.where(np.arange(len(texts)), of_blocks, 0), 10), 1)
             row[name] = next((place for place, (a, b, _) in shown if a < ends and begins < b), math.inf)
         rows.append(row | {"answer": " ".join(str(found["answer"]).split())})
-        by_heads.append((shares[1] - null[1], gold))
-    return rows, by_heads
+    return rows
 
 
-def by_best_heads(found: Sequence[tuple[np.ndarray, list[int]]], held_out: Sequence[bool]) -> list[float]:
-    """The ranks by the HEADS that have the highest mean reciprocal rank on questions that are not held out."""
-    layers, heads, _ = found[0][0].shape
-    names = [(layer, head) for layer in range(layers) for head in range(heads)]
-    known = [each for each, out in zip(found, held_out, strict=True) if not out]
-    value = {name: float(np.mean([1 / rank(more[name], gold) for more, gold in known])) for name in names}
-    best = sorted(names, key=lambda name: -value[name])[:HEADS]
-    print("heads [layer, head]:", [[*name] for name in best])
-    return [rank(np.mean([more[name] for name in best], 0), gold) for more, gold in found]
+def needle(task: str, tokens: int, number: int, essay: str, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]]:
+    """A text of so many tokens, and the question behind it with the needle that answers it."""
+    if task == "passkey":
+        text = tokenizer.decode(Passkey().prompt(np.random.default_rng(number), tokens, tokenizer).tokens)
+        at, found = text.rindex(" What is the pass key"), re.search(r"The pass key is \d+\. Remember it", text)
+        gold = found[0] if found else ""
+    else:
+        made = Ruler(task, 0, Essays(tokenizer.encode(essay), tokenizer))
+        sample = made.make(random.Random(number), made.size(tokens, tokenizer), tokens)
+        text, at, gold = sample.text, sample.text.rindex("\n"), sample.evidence[0]
+    question = {"question": text[at:].strip(), "gold": gold, "book": task, "words": "text", "held_out": False}
+    return text[:at], question
 
 
 def rank(score: np.ndarray, gold: Sequence[int]) -> float:
@@ -172,26 +179,32 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")
     parser.add_argument("--books", type=lambda text: text.split(","), help="numbers of some books")
+    parser.add_argument("--needles", metavar="TASK", help="passkey, or a task of RULER, in place of questions")
+    parser.add_argument("--prompts", type=int, default=20, help="texts with needles")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read and recorded")
     parser.add_argument("--out", type=Path, default=QUESTIONS / "results", help="folder of the CSV")
     given = parser.parse_args()
-    content, rows, by_heads = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), [], []
+    content, rows = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), []
     model, tokenizer = load(given.model)
-    answering = Answering(model, tokenizer, most_bytes=1)
+    answering, known = Answering(model, tokenizer, most_bytes=1), PretrainedTokenizer(tokenizer)
     for name in given.books or content["books"]:
         text = (given.data / content["books"][name]["file"]).read_text("utf-8")
-        questions = {number: each for number, each in enumerate(content["questions"]) if each["book"] == name}
-        folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        found = ranks_of(Book(answering, text, questions, given.tokens, folder), model.landmarks.block_size)
-        rows += found[0]
-        by_heads += found[1]
-        print(name, "is done", flush=True)
+        texts = {name: (text, {n: each for n, each in enumerate(content["questions"]) if each["book"] == name})}
+        if given.needles:
+            made = {n: needle(given.needles, given.tokens, n, text, known) for n in range(given.prompts)}
+            texts = {f"{given.needles}-{n}": (text, {n: question}) for n, (text, question) in made.items()}
+        for part, (text, questions) in texts.items():
+            folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / part
+            folder.mkdir(parents=True, exist_ok=True)
+            book = Book(answering, text, questions, 0 if given.needles else given.tokens, folder)
+            rows += ranks_of(book, model.landmarks.block_size)
+            print(part, "is done", flush=True)
     frame: Any = pd.DataFrame(rows)
-    if not frame["held_out"].all():
-        frame.insert(frame.columns.get_loc("bm25"), "ten_heads", by_best_heads(by_heads, frame["held_out"].tolist()))
     given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / f"{Path(given.model).stem}-{given.tokens or 'books'}.csv"
+    file = (
+        given.out
+        / f"{Path(given.model).stem}-{given.needles + '-' if given.needles else ''}{given.tokens or 'books'}.csv"
+    )
     write_atomic(file, frame.to_csv(index=False).encode())
     print(f"{table(frame)}\n\nwritten: {file}")
 

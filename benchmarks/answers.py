@@ -115,7 +115,8 @@ class Asked:
             started, read = time.perf_counter(), self.text(way, item)
             if way == "own_cache":
                 kept = kept or DynamicCache(config=self.answering.model.config)
-                kept.crop(min(kept.get_seq_length(), len(read)))
+                if (more := kept.get_seq_length() - len(read)) > 0:
+                    kept.crop(-more)
                 self.said(read, item, kept)
             else:
                 self.said(read, item, self.memory(way, read))
@@ -176,9 +177,7 @@ def share(right: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.answers", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.answers", description=__doc__)
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--work", type=Path, required=True, help="folder of the answers")

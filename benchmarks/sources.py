@@ -172,9 +172,7 @@ def table(found: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sources", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__)
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")

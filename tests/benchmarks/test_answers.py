@@ -57,6 +57,12 @@ def test_every_way_answers_as_a_model_that_has_read_its_text_alone(tmp_path, mon
                 for item in asked.items
             }
             assert asked.found(way) == alone
+    rows = [
+        answers.Asked(asked.answering, text, questions, 0, tmp_path).timed(way) for way in ("own_cache", "blocks_128")
+    ]
+    sizes = [int(row.split(" | ")[-1].strip(" |")) for row in rows]
+    assert [row.split(" | ")[0] for row in rows] == ["| own_cache", "| blocks_128"]
+    assert sizes[1] <= 2 * sizes[0] + 2
     assert len({*asked.found("bm25_8").values(), *asked.found("bm25_1").values()}) > 1
     assert len(asked.text("bm25_4", "12")) == 4 * 64
     assert " 12 is about" in asked.chats.decode(asked.text("bm25_1", "12"))

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from triton.compiler import ASTSource
 from landmark.attention.fused import tuning
 from landmark.attention.fused.kernels import backward_means
 from landmark.attention.fused.operators import means_constants
-from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
+from landmark.attention.fused.tuning import A100, KERNELS, Gpu
 from landmark.blocks import decode_kernels as token
 from landmark.blocks import prefill_kernels as sparse
 from landmark.blocks.attention import AttentionConfig
@@ -40,25 +39,21 @@ POINTERS |= dict.fromkeys(
     ("Ages", "Lags", "Rows", "Best", "Added", "Pending", "Listed", "Chosen", "Far", "Position"), "i64"
 )
 GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
-MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
 
 
 @dataclass(frozen=True)
 class Compiled:
     """What a compiled kernel takes.
 
-    registers: of a thread. stack: bytes of a thread, where spilled registers go. shared: bytes of shared memory.
+    stack: bytes of a thread, where spilled registers go. shared: bytes of shared memory.
     allowed: the most that `landmark.attention.fused.tuning` expects the kernel to take, or the GPU has.
-    by_warps: matrix products that are not those of a group of warps (wgmma, from sm_90 on). instructions: of a warp in
-    each innermost loop with matrix products, in order; one pass of such a loop is a tile of keys, or of queries.
+    by_warps: matrix products that are not those of a group of warps (wgmma, from sm_90 on).
     """
 
-    registers: int
     stack: int
     shared: int
     allowed: int
     by_warps: int
-    instructions: tuple[int, ...]
 
 
 def compiled(kernel: Any, options: dict[str, Any], arch: int, dtype: torch.dtype) -> Compiled:
@@ -94,76 +89,24 @@ def compiled(kernel: Any, options: dict[str, Any], arch: int, dtype: torch.dtype
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        used = _cuobjdump("--dump-resource-usage", file.name)
-        sass = _cuobjdump("--dump-sass", file.name)
-    found = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", used)}
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (stack,) = re.findall(r"\bSTACK:(\d+)", used)
     by_warps = made.asm["ttgir"].count("= tt.dot ")
-    allowed = GPUS[arch].shared_memory
-    return Compiled(found["REG"], found["STACK"], made.metadata.shared, allowed, by_warps, tuple(_loops(sass)))
-
-
-def _cuobjdump(option: str, path: str) -> str:
-    command = [knobs.nvidia.cuobjdump.path, option, path]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _loops(sass: str) -> Iterator[int]:
-    """The number of instructions of each innermost loop that holds matrix products.
-
-    sass: lines such as `/*0a40*/  @P0 BRA 0x7b0 ;`; a branch to a smaller address closes a loop.
-    """
-    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)
-    instructions = [(int(address, 16), text) for address, text in lines if "NOP" not in text]
-    branches = [(at, re.search(r"\bBRA\S*\s.*?(0x[0-9a-f]+)", text)) for at, text in instructions]
-    loops = [(int(to[1], 16), at) for at, to in branches if to and int(to[1], 16) < at]
-    for first, last in sorted(loops):
-        if any(first <= other and end <= last and (other, end) != (first, last) for other, end in loops):
-            continue
-        body = [text for at, text in instructions if first <= at <= last]
-        if sum(bool(MATRIX.search(text)) for text in body) >= 2:
-            yield len(body)
-
-
-def with_tiles(
-    name: str,
-    tiles: Tiles,
-    *,
-    block_size: int,
-    dim: int,
-    dtype: torch.dtype,
-    arch: int,
-    cmt: bool,
-    packed: bool,
-    alpha: float = 0.0,
-) -> Compiled:
-    """A kernel of landmark attention compiled with these tiles.
-
-    Args:
-        name: of `landmark.attention.fused.tuning.KERNELS`.
-        tiles: the sizes of its tiles.
-        block_size: ℓ, normal tokens of a block.
-        dim: d, numbers of a head.
-        dtype: of queries, keys and values.
-        arch: compute capability, 10 · major + minor version.
-        cmt: whether there is a context miss token.
-        packed: whether samples are packed into one row.
-        alpha: of the gate.
-    """
-    fixed = tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, alpha=alpha)
-    options = tuning.as_options(name, tiles) | fixed
-    expected = min(GPUS[arch].shared_memory, tuning.shared_memory(name, tiles, dim, dtype.itemsize))
-    return replace(compiled(tuning.compiled_by_triton(name), options, arch, dtype), allowed=expected)
+    return Compiled(int(stack), made.metadata.shared, GPUS[arch].shared_memory, by_warps)
 
 
 def all_kernels(
     arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, alpha: float
 ) -> dict[str, Compiled]:
     """By name, in their default configurations."""
-    used = {}
-    shape = {"block_size": block_size, "dim": dim, "dtype": dtype, "arch": arch, "cmt": cmt}
+    used, fixed = {}, tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, alpha=alpha)
     for name in KERNELS:
         for tiles in tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[:1]:
-            used[name] = with_tiles(name, tiles, **shape, packed=packed, alpha=alpha)
+            expected = min(GPUS[arch].shared_memory, tuning.shared_memory(name, tiles, dim, dtype.itemsize))
+            options = tuning.as_options(name, tiles) | fixed
+            made = compiled(tuning.compiled_by_triton(name), options, arch, dtype)
+            used[name] = replace(made, allowed=expected)
     means = means_constants(dim) | {"ALL": True}
     used["backward_means"] = compiled(backward_means, means, arch, dtype)
     for shared in (False, True):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.exactness import check_float32, check_float64
 from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
 from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, Say
 from benchmarks.timing import interleave, peak_of_new_process
@@ -60,8 +59,6 @@ def run(options: Options, say: Say) -> Report:
     rows: list[Row] = []
     size = scale(options.quick)
     measured = NAMES[:2] if options.quick else NAMES
-    say("exactness")
-    check(options.quick)
     for what in (HIDDEN, LOSSES):
         say(what)
         readers = {name: reader(name, what, size) for name in NAMES}
@@ -118,36 +115,8 @@ def read_chunks(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor:
     return torch.cat([model(chunk, memory=memory) for chunk in tokens.split(local, 1)], 1)
 
 
-def configuration(name: str, size: Scale, backend: str = "auto", cmt: bool = False) -> DecoderConfig:
-    landmarks = Landmarks(size.vocab_size - 44, BLOCK_SIZE, cmt=cmt) if name in MEMORY else None
+def configuration(name: str, size: Scale) -> DecoderConfig:
+    landmarks = Landmarks(size.vocab_size - 44, BLOCK_SIZE) if name in MEMORY else None
     recurrence = Recurrence(size.xl_window, size.cache) if name == XL else None
     shape = size.vocab_size, size.num_layers, size.num_heads, size.head_dim, size.mlp_dim
-    return DecoderConfig(*shape, landmarks=landmarks, recurrence=recurrence, backend=backend)
-
-
-@torch.no_grad()
-def check(quick: bool) -> None:
-    """Raise Inexact unless reading in chunks equals reading at once.
-
-    They must be equal if all blocks are retrieved (up to k blocks keep their true positions), or if the cache holds the
-    whole text.
-    """
-    length = 300 if quick else 600
-    heads = 2 if quick else 8
-    size = Scale(2, heads, 64, 64, 320, 2, length, chunk=125, k=length // BLOCK_SIZE, cache=length)
-    tokens = torch.randint(0, 256, (size.batch, length))
-    for at_once, names in ((PLAIN, [XL]), (next(iter(MEMORY)), list(MEMORY))):
-        whole = Decoder(configuration(at_once, size, "reference"))
-        models = {name: Decoder(configuration(name, size)) for name in names}
-        for model in models.values():
-            model.load_state_dict(whole.state_dict())
-        plain, exact = whole(tokens), whole.double()(tokens)
-        for name, model in models.items():
-            in_float32 = in_chunks(name, model, tokens, size)
-            check_float64(f"memory, {name}", [in_chunks(name, model.double(), tokens, size)], [exact])
-            check_float32(f"memory, {name}", [in_float32], [plain], [exact])
-
-
-def in_chunks(name: str, model: Decoder, tokens: Tensor, size: Scale) -> Tensor:
-    local = size.xl_window if name == XL else size.chunk
-    return read_chunks(model, tokens, local, new_memory(name, model, size))
+    return DecoderConfig(*shape, landmarks=landmarks, recurrence=recurrence)

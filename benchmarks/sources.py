@@ -6,6 +6,7 @@ MODEL: a folder of transformers, or a .gguf file. Each book of experiments/sourc
 stretches around its ten passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
 and answered in 24 tokens, of its book or (`--together`) of all `--books` in one memory, read one after the other or
 apart. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
+`--needles TASK --books 1015`: passkey, or a task of RULER with essays of these books, in place of questions.
 The CSV has the rank of the passage's best block for each question and method; for `passages`, what a user sees, and for
 the same made of BM25 alone, the number of the passage that has a part of it.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -27,6 +29,10 @@ from landmark.answering.answering import Answering
 from landmark.answering.sampling import Sampling
 from landmark.answering.sources import NULL, combined, differing, passages, text_of, words
 from landmark.blocks.shares import Watched
+from landmark.data.passkey import Passkey
+from landmark.data.ruler import Ruler
+from landmark.data.ruler.material import Essays
+from landmark.data.tokenizers import PretrainedTokenizer, Tokenizer
 from landmark.huggingface import load
 from landmark.utils.files import write_atomic
 from landmark.utils.source_tree import ROOT
@@ -121,7 +127,7 @@ def ranks_of(book: Book, size: int) -> list[dict[str, Any]]:
     """A row for each question."""
     text, bounds = text_of(book._answering.chats.decode, book.ids, size)
     texts, rows = [text[a:b] for a, b in pairwise(bounds)], []
-    known = ~np.isin(np.arange(len(texts)), [start // size for start in book.starts])
+    not_first = ~np.isin(np.arange(len(texts)), [start // size for start in book.starts])
     null = book.recorded("null", NULL, "Who?")["shares"].astype(np.float32)
     for number, each in book.questions.items():
         found, begins = book.recorded(str(number), each["question"], NULL), text.index(each["gold"])
@@ -134,12 +140,26 @@ def ranks_of(book: Book, size: int) -> list[dict[str, Any]]:
         scores |= {"prompt_less_null": more[0], "bm25": bm25, "combined": score}
         row = {"question": number, **{name: each[name] for name in ("book", "words", "held_out")}}
         row |= {"blocks": len(texts), "gold_blocks": len(gold)} | {name: rank(x, gold) for name, x in scores.items()}
-        for name, of_blocks in (("passages_bm25", bm25), ("passages", score)):
-            shown = enumerate(passages(text, bounds, np.where(known, of_blocks, 0), 10), 1)
+        for name, score_of_block in (("passages_bm25", bm25), ("passages", score)):
+            shown = enumerate(passages(text, bounds, np.where(not_first, score_of_block, 0), 10), 1)
             row[name] = next((place for place, (a, b, _) in shown if a < ends and begins < b), math.inf)
         rows.append(row | {"answer": " ".join(str(found["answer"]).split())})
     book._cache = None  # one at a time
     return rows
+
+
+def needle(task: str, tokens: int, number: int, essay: str, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]]:
+    """A text of so many tokens, and the question behind it with the needle that answers it."""
+    if task == "passkey":
+        text = tokenizer.decode(Passkey().prompt(np.random.default_rng(number), tokens, tokenizer).tokens)
+        at, found = text.rindex(" What is the pass key"), re.search(r"The pass key is \d+\. Remember it", text)
+        gold = found[0] if found else ""
+    else:
+        made = Ruler(task, 0, Essays(tokenizer.encode(essay), tokenizer))
+        sample = made.make(random.Random(number), made.size(tokens, tokenizer), tokens)
+        text, at, gold = sample.text, sample.text.rindex("\n"), sample.evidence[0]
+    question = {"question": text[at:].strip(), "gold": gold, "book": task, "words": "text", "held_out": False}
+    return text[:at], question
 
 
 def rank(score: np.ndarray, gold: Sequence[int]) -> float:
@@ -171,35 +191,38 @@ def table(found: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sources", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__)
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")
     parser.add_argument("--books", type=lambda text: text.split(","), help="numbers of some books")
     parser.add_argument("--together", choices=("apart", "in_order"), help="how all books are read into one memory")
+    parser.add_argument("--needles", metavar="TASK", help="passkey, or a task of RULER, in place of questions")
+    parser.add_argument("--prompts", type=int, default=20, help="texts with needles")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read and recorded")
     parser.add_argument("--out", type=Path, default=QUESTIONS / "results", help="folder of the CSV")
     given = parser.parse_args()
     content, books = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), list[Book]()
     model, tokenizer = load(given.model)
-    answering = Answering(model, tokenizer, most_bytes=1)
-    place = given.work / f"{Path(given.model).stem}-{given.tokens}"
-    for name in given.books or content["books"]:
+    answering, known = Answering(model, tokenizer, most_bytes=1), PretrainedTokenizer(tokenizer)
+    place, names = given.work / f"{Path(given.model).stem}-{given.tokens}", given.books or [*content["books"]]
+    for name in names:
         text = (given.data / content["books"][name]["file"]).read_text("utf-8")
-        questions = {number: each for number, each in enumerate(content["questions"]) if each["book"] == name}
-        folder = place / name
-        folder.mkdir(parents=True, exist_ok=True)
-        books.append(Book(answering, text, questions, given.tokens, folder))
+        texts = {name: (text, {n: each for n, each in enumerate(content["questions"]) if each["book"] == name})}
+        if given.needles:
+            made = {n: needle(given.needles, given.tokens, n, text, known) for n in range(given.prompts)}
+            texts = {f"{given.needles}-{n}": (text, {n: question}) for n, (text, question) in made.items()}
+        for part, (text, questions) in texts.items():
+            (folder := place / part).mkdir(parents=True, exist_ok=True)
+            books.append(Book(answering, text, questions, 0 if given.needles else given.tokens, folder))
     if given.together is not None:
-        place /= "-".join([given.together, *(given.books or content["books"])])
+        place /= "-".join([given.together, *names])
         place.mkdir(exist_ok=True)
         books = [Together(books, given.together, place)]
     frame: Any = pd.DataFrame([row for book in books for row in ranks_of(book, model.landmarks.block_size)])
     given.out.mkdir(parents=True, exist_ok=True)
-    named = [Path(given.model).stem, str(given.tokens or "books"), *([place.name] if given.together else [])]
-    file = given.out / f"{'-'.join(named)}.csv"
+    parts = Path(given.model).stem, given.needles, str(given.tokens or "books"), given.together and place.name
+    file = given.out / f"{'-'.join(filter(None, parts))}.csv"
     write_atomic(file, frame.to_csv(index=False).encode())
     print(f"{table(frame)}\n\nwritten: {file}")
 

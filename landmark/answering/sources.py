@@ -62,7 +62,8 @@ def sources(
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
     2. BM25 ranks the blocks by the question's words. It is WORDS of a score, the attention is the rest.
-    3. The best blocks, joined with neighbours that have JOINED of it, and cut at sentences, are the passages.
+    3. The best blocks, joined with neighbours that have JOINED of it, and cut at sentences, are the passages, sorted by
+       the share of all their blocks.
 
     Args:
         cache: the memory that has answered.
@@ -94,7 +95,7 @@ def sources(
     for block, (start, end) in enumerate(pairwise(bounds)):
         score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
     found = (_source(text, documents, *each) for each in passages(text, bounds, score, most))
-    return [each for each in found if each.text]
+    return sorted((each for each in found if each.text), key=lambda each: -each.share)
 
 
 def differing(ids: Sequence[int], other: Sequence[int]) -> range:

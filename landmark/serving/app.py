@@ -43,7 +43,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
 
     app = FastAPI(title="landmark", redoc_url=None, lifespan=while_it_serves)
     app.state.service = service
-    app.add_middleware(Guard, keys=settings.keys, most=settings.body)
+    app.add_middleware(Guard, settings=settings)
     # Pages of any origin may ask: they must know a key. It stands before the guard, because preflights have no key.
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     answer_errors(app)
@@ -265,38 +265,33 @@ def key_of(headers: Headers, keys: Sequence[str]) -> str | None:
 
 
 class Guard:
-    """Answers before the body is read: 401 to a request without a key, 413 to a body of more than `most` bytes. A body
-    of unknown length is counted while it comes.
+    """Answers before the body is read: 401 to a request without a key, 413 to a body that is larger than the limit of
+    requests, or of files that become documents. A body of unknown length is counted while it comes.
     """
 
-    def __init__(self, app: Any, keys: Sequence[str], most: int):
-        self._app, self._keys, self._most = app, keys, most
+    def __init__(self, app: Any, settings: ServerSettings):
+        self._app, self._settings = app, settings
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
             return await self._app(scope, receive, send)
         headers, refused = Headers(scope=scope), None
-        if key_of(headers, self._keys) is None:
+        limit = "file" if scope["method"] == "PUT" else "body"
+        most = getattr(self._settings, limit)
+        too_large = f"the request has more than {most:,} bytes: the server's --{limit} allows no more"
+        if key_of(headers, self._settings.keys) is None:
             said = responses.error("the API key is missing or wrong", "authentication_error", "invalid_api_key")
             refused = JSONResponse(said, 401)
-        elif int(headers.get("content-length", 0)) > self._most:
-            refused = JSONResponse(responses.error(self._too_large), 413)
-        await (refused or self._app)(scope, receive if refused else self._counted(receive), send)
-
-    @property
-    def _too_large(self) -> str:
-        return f"the request has more than {self._most:,} bytes: the server's --body allows no more"
-
-    def _counted(self, receive: Any) -> Any:
-        """What receives a body, up to so many bytes."""
+        elif int(headers.get("content-length", 0)) > most:
+            refused = JSONResponse(responses.error(too_large), 413)
         received = 0
 
         async def counted() -> Any:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._most:
-                raise HTTPException(413, self._too_large)
+            if received > most:
+                raise HTTPException(413, too_large)
             return message
 
-        return counted
+        await (refused or self._app)(scope, receive if refused else counted, send)

@@ -42,6 +42,7 @@ class ServerSettings:
     folder: Path
     keys: tuple[str, ...]
     body: int = setting(16 << 20, least=1, about="most bytes of a request")
+    file: int = setting(256 << 20, least=1, about="most bytes of a file that becomes a document")
     documents: int = setting(1000, least=1, about="most documents of a key")
     disk: int = setting(64 << 30, least=1, about="most bytes of all memories")
     tokens: int = setting(4096, least=1, about="most tokens of an answer")

@@ -123,4 +123,7 @@ def test_the_passage_that_alone_has_the_questions_words_comes_first(family):
     assert (found[0].place, found[0].document) == ("page 2", "birds.txt")
     assert all(text[each.start : each.end] == each.text for each in found)
     assert 0 < sum(each.share for each in found) <= 1
+    shares = [each.share for each in sources(answering, cache, [(0, document)], before, ids, null, 12)]
+    assert len(shares) > 6
+    assert shares == sorted(shares, reverse=True)
     assert sources(answering, cache, [(0, document)], before, null, null, 3) == []

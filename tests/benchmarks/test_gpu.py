@@ -1,6 +1,5 @@
 """The benchmark of a GPU, rehearsed: interpreted, with a clock that is set, without packages, and killed."""
 
-import csv
 import json
 import os
 import re
@@ -158,23 +157,3 @@ def test_nothing_inexact_is_timed():
     assert not line["ok"]
     with mock.patch.object(checks, "landmark_attention", slightly_off):
         assert not any(line["ok"] for line in checks.layouts(torch.float32, 16, 8, TINY))
-
-
-# ---- the table of what compiled kernels take
-
-
-def test_compiles_without_a_gpu_and_writes_a_row_for_each_kernel(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.ahead_of_time", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = list(csv.DictReader((tmp_path / "ahead-of-time.csv").read_text().splitlines()))
-    assert [row["kernel"] for row in rows] == ["forward", "backward", "backward_queries", "backward_keys"]
-    for row in rows:
-        assert 0 < int(row["instructions"]) < int(row["at an edge"]) < 2000
-        assert int(row["spilled bytes"]) <= (256 if row["kernel"] == "backward" else 0)
-        assert int(row["shared bytes"]) <= int(row["of at most"])
-        assert row["command"].endswith("benchmarks.ahead_of_time --quick --out " + str(tmp_path))
-    environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "error: under TRITON_INTERPRET=1 nothing can be compiled: unset it\n")

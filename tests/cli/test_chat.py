@@ -135,6 +135,36 @@ def test_a_question_goes_through_the_models_template(ask):
         assert f"{ids.shape[1]} tokens read" in err
 
 
+def test_a_book_and_a_question_are_the_same_ids_by_every_way_to_ask(ask, monkeypatch):
+    """The book as it is, then the question through the template. The page asks as clients of the server do."""
+    testclient = pytest.importorskip("fastapi.testclient", reason="the optional extra `serve` is not installed")
+    from landmark.serving.app import make_app
+    from landmark.serving.memories import ServerSettings
+
+    found, answer = list[list[int]](), Answering.answer
+
+    def noted(self, ids, *given, **settings):
+        found.append(list(ids))
+        return answer(self, ids, *given, **settings)
+
+    monkeypatch.setattr(Answering, "answer", noted)
+    book, question = f"prompt_file={ask.folder / 'book.txt'}", "prompt=Who waits?"
+    ask("task=generate", book, question)
+    ask("task=chat", book, questions="Who waits?\n")
+    ask("task=generate", book, f"memory.save={ask.folder / 'alone'}", "generate.tokens=0")
+    for task in ["task=generate", question], ["task=chat"]:
+        ask(*task, f"memory.load={ask.folder / 'alone'}", questions="Who waits?\n")
+    app = make_app(ask.model, ask.tokenizer, ServerSettings(ask.folder / "server", ("key",), tokens=2))
+    with testclient.TestClient(app, headers={"Authorization": "Bearer key"}) as http:
+        assert http.put("/v1/documents/book", content=BOOK.encode()).status_code == 200
+        for path, asked in {"chat/completions": "messages", "responses": "input"}.items():
+            given = {"document": "book", asked: [user("Who waits?")]}
+            assert http.post(f"/v1/{path}", json=given).status_code == 200
+    template = ask.tokenizer.apply_chat_template([user("Who waits?")], add_generation_prompt=True, tokenize=False)
+    expected = ask.tokenizer(BOOK + template)["input_ids"]
+    assert found == [expected] * 6
+
+
 @pytest.mark.parametrize(("encoding", "errors"), [("utf-8", "strict"), ("ascii", "surrogateescape")])
 def test_bytes_that_are_no_text_are_one_line_and_the_talk_is_saved(ask, monkeypatch, encoding, errors):
     """In locales of UTF-8 and of C, whose Python has half characters in place of odd bytes."""

@@ -22,7 +22,7 @@ from tests.forked import free_port
 from tests.huggingface.conftest import make_tokenizer, wrapped_model
 
 KEYS = "first-key", "second-key"
-LIMITS = {"body": 4000, "documents": 40, "disk": 10 << 20, "tokens": 50}
+LIMITS = {"body": 4000, "file": 8000, "documents": 40, "disk": 10 << 20, "tokens": 50}
 
 
 @pytest.fixture(scope="session")

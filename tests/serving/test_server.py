@@ -84,7 +84,10 @@ def test_answers_are_as_the_model_recommends_and_wrong_keys_and_bodies_refused(s
     assert server.http().post("/completions", **in_parts).status_code == 200
     large = server.http().post("/completions", content=iter([b"x" * 3000] * 2))
     assert large.status_code == 413, "a body of unknown length is counted"
-    assert "more than 4,000 bytes" in large.json()["error"]["message"]
+    assert "more than 4,000 bytes: the server's --body" in large.json()["error"]["message"]
+    put = [server.http().put("/documents/large", content=b"\x7fELF" * count) for count in (1250, 2250)]
+    assert [each.status_code for each in put] == [400, 413], "a file has a limit of its own"
+    assert "more than 8,000 bytes: the server's --file allows" in put[1].json()["error"]["message"]
     refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
     assert refused.status_code == 401, "the body was read before the key"
 
@@ -400,5 +403,6 @@ def test_help_shows_every_limit_with_its_default(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().out
-    for name, default in {"dtype": "auto", "tokens": 4096, "body": 16 << 20, "defaults": "model"}.items():
+    defaults = {"dtype": "auto", "tokens": 4096, "body": 16 << 20, "file": 256 << 20, "defaults": "model"}
+    for name, default in defaults.items():
         assert re.search(rf"--{name} [^-]*\(default: {default}\)", said)

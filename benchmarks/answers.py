@@ -154,7 +154,7 @@ def is_right(answer: str, gold: str) -> bool:
 
     digits: dict[Any, str] = {word: str(number) for number, word in enumerate(NUMBERS.split())}
     said, wanted = bm25s.tokenize([answer, gold], stopwords="en", show_progress=False, return_ids=False)
-    stems = [{digits.get(word, word).removesuffix("s") for word in each} for each in (said, wanted)]
+    stems = [{str(digits.get(word, word)).removesuffix("s") for word in each} for each in (said, wanted)]
     return stems[1] <= stems[0]
 
 

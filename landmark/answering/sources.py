@@ -118,11 +118,11 @@ def words(texts: Sequence[str], query: str) -> np.ndarray:
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     tokenize: Any = bm25s.tokenize
     cut = partial(tokenize, stopwords="en", show_progress=False, return_ids=False)
-    of_texts, wanted = cut([*texts]), cut([query])[0]
+    cut_texts, wanted = cut([*texts]), cut([query])[0]
     ranker = bm25s.BM25()
-    if not wanted or not any(of_texts):
+    if not wanted or not any(cut_texts):
         return np.zeros(len(texts), np.float32)
-    ranker.index(of_texts, show_progress=False)
+    ranker.index(cut_texts, show_progress=False)
     return ranker.get_scores(wanted)
 
 

@@ -21,7 +21,7 @@ from landmark.serving import page, responses
 from landmark.serving.memories import Failed, Full, Missing, ServerSettings
 from landmark.serving.openai_responses import Asking, Responded
 from landmark.serving.requests import Asked, Chat, Completion
-from landmark.serving.service import SILENCE, Reading, Service
+from landmark.serving.service import SILENCE, Progress, Service
 from landmark.utils.errors import UserError
 
 OPEN = "/health", "/docs", "/openapi.json", *page.FILES  # for everybody
@@ -110,17 +110,17 @@ async def respond(asked: Asking, service: Serving, client: Client, request: Requ
 
 
 async def _complete(asked: Asked, service: Service, client: str, request: Request) -> Any:
-    reading = service.reading("a prompt")
+    progress = service.progress("a prompt")
 
     def complete() -> Any:
-        response = service.complete(asked, client, reading)
+        response = service.complete(asked, client, progress)
         response = Responded(response, asked) if isinstance(asked, Asking) else response
         if not asked.stream:
             return response.whole()
         events = response.events(bool((asked.stream_options or {}).get("include_usage")))
-        return Stream(reading, events, response.deltas)
+        return Stream(progress, events, response.deltas)
 
-    return await while_connected(request, reading, complete)
+    return await while_connected(request, progress, complete)
 
 
 @routes.put("/v1/documents/{name}")
@@ -129,11 +129,11 @@ async def put_document(name: str, service: Serving, client: Client, request: Req
     stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
     """
     document = await run_in_threadpool(document_of, await request.body(), name)
-    reading = service.reading(f"document {name}")
-    add = lambda: service.add_document(client, name, document, reading)  # noqa: E731
+    progress = service.progress(f"document {name}")
+    add = lambda: service.add_document(client, name, document, progress)  # noqa: E731
     if stream:
-        return Stream(reading, responses.events_of(add), is_document=True)
-    return await while_connected(request, reading, add)
+        return Stream(progress, responses.events_of(add), is_document=True)
+    return await while_connected(request, progress, add)
 
 
 @routes.get("/v1/documents")
@@ -166,10 +166,10 @@ class Stream(StreamingResponse):
     is read. Where the client goes away, nothing more is computed, and the memory that answers is free again at once.
     """
 
-    def __init__(self, reading: Reading, events: Generator[str], *others: Generator[Any], is_document: bool = False):
+    def __init__(self, progress: Progress, events: Generator[str], *others: Generator[Any], is_document: bool = False):
         """others: generators from which the events are made. is_document: progress is an event of its own."""
         super().__init__(self._with_signs_of_life(), media_type="text/event-stream", headers=_NO_BUFFERS)
-        self._reading, self._events, self._generators = reading, events, (events, *others)
+        self._progress, self._events, self._generators = progress, events, (events, *others)
         self._is_document = is_document
         self._next: asyncio.Future[str | None] | None = None
 
@@ -177,7 +177,7 @@ class Stream(StreamingResponse):
         while True:
             self._next = following = asyncio.ensure_future(run_in_threadpool(next, self._events, None))
             while not (await asyncio.wait({following}, timeout=min(SILENCE, 1) if self._is_document else SILENCE))[0]:
-                yield responses.progress(self._reading.read, self._reading.tokens, self._is_document)
+                yield responses.progress(self._progress.read, self._progress.tokens, self._is_document)
             if (event := following.result()) is None:
                 return
             yield event
@@ -186,7 +186,7 @@ class Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._reading.gone.set()
+            self._progress.gone.set()
             with anyio.CancelScope(shield=True):
                 if self._next is not None:
                     await asyncio.wait({self._next})
@@ -197,14 +197,14 @@ class Stream(StreamingResponse):
 _NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-async def while_connected(request: Request, reading: Reading, work: Callable[[], Any]) -> Any:
-    """Do work in a thread. `reading.gone` is set where the request's client leaves before the work is done."""
+async def while_connected(request: Request, progress: Progress, work: Callable[[], Any]) -> Any:
+    """Do work in a thread. `progress.gone` is set where the request's client leaves before the work is done."""
     result, failure = None, None
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        reading.gone.set()
+        progress.gone.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
@@ -213,7 +213,7 @@ async def while_connected(request: Request, reading: Reading, work: Callable[[],
         except Exception as raised:  # a group of tasks would wrap it
             failure = raised
         except BaseException:  # the server stops
-            reading.gone.set()
+            progress.gone.set()
             raise
         tasks.cancel_scope.cancel()
     if failure is not None:

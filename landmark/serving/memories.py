@@ -205,8 +205,8 @@ def _one_line(what: str) -> Iterator[None]:
         raise
     except (OSError, UserError) as error:
         LOG.error("%s: %s", what, error)
-        of_system = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(of_system, OSError) and of_system.errno in FULL:
+        system_error = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(system_error, OSError) and system_error.errno in FULL:
             raise Full(f"{what}: the server's disk is full; delete some documents") from error
         raise Failed(f"{what} could not be saved") from error
 

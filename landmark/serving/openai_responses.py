@@ -108,7 +108,7 @@ class Responded:
                         events += self._end(current, count) + self._begin(kind, count := count + 1)
                         current = kind
                     if text and current == kind:
-                        events += self._of_part(kind, "text.delta", count, delta=text)
+                        events += self._part_event(kind, "text.delta", count, delta=text)
                 yield events  # without text, a moment to see whether the client is still there
             if current != "output":
                 yield self._end(current, count) + self._begin("output", count := count + 1)
@@ -123,7 +123,7 @@ class Responded:
         data = {"type": kind, "sequence_number": next(self._numbers), **content}
         return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
-    def _of_part(self, kind: str, what: str, count: int, **content: Any) -> str:
+    def _part_event(self, kind: str, what: str, count: int, **content: Any) -> str:
         """An event of the only part of the item with the number `count`, which begins at 1."""
         place = {"item_id": self._item(kind)["id"], "output_index": count - 1, "content_index": 0}
         logprobs = {"logprobs": []} if kind == "output" and what.startswith("text") else {}
@@ -134,15 +134,15 @@ class Responded:
         item = {**self._item(kind), "status": "in_progress", "content": []}
         part = {**self._item(kind)["content"][0], "text": ""}
         begun = self._event("response.output_item.added", output_index=count - 1, item=item)
-        return begun + self._of_part(kind, "content_part.added", count, part=part)
+        return begun + self._part_event(kind, "content_part.added", count, part=part)
 
     def _end(self, kind: str, count: int) -> str:
         if not kind:
             return ""
         item = self._item(kind)
         (part,) = item["content"]
-        ended = self._of_part(kind, "text.done", count, text=part["text"])
-        ended += self._of_part(kind, "content_part.done", count, part=part)
+        ended = self._part_event(kind, "text.done", count, text=part["text"])
+        ended += self._part_event(kind, "content_part.done", count, part=part)
         return ended + self._event("response.output_item.done", output_index=count - 1, item=item)
 
     @property

@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 SILENCE = 5.0  # seconds without a sign of life, in a stream and in the log
 
 
-class Reading:
+class Progress:
     """How far a text is read; called with tokens read, and in all. The log is told now and then. gone: set where nobody
     waits any more, as the client has left.
     """
@@ -63,13 +63,13 @@ class Service:
             return True
         return False
 
-    def reading(self, what: str) -> Reading:
+    def progress(self, what: str) -> Progress:
         """For a request. what: the text, in the log."""
         gone = threading.Event()
         if self.stopped:
             gone.set()
         self._requests.add(gone)
-        return Reading(what, gone)
+        return Progress(what, gone)
 
     def stop(self) -> None:
         """End what is read and answered."""
@@ -82,7 +82,7 @@ class Service:
         if asked and asked not in self.names:
             raise Missing(f"there is no model {asked}: this server has {self.names[0]}")
 
-    def complete(self, asked: Asked, client: str, reading: Reading) -> Response:
+    def complete(self, asked: Asked, client: str, progress: Progress) -> Response:
         """The response to a request. Nothing is read yet, but whatever can be refused is."""
         self.check_model(asked.model)
         prefixes, is_chat = self.answering.prefixes, isinstance(asked, Chat)
@@ -110,9 +110,9 @@ class Service:
                     self._join(cache, client, names, document)
                 counts.extend((len(ids), cache.get_seq_length()))
                 most = min(asked.most or self.settings.tokens, self.settings.tokens)
-                yield from self.answering.answer(ids, cache, answer, sampling, most, reading.gone, reading)
+                yield from self.answering.answer(ids, cache, answer, sampling, most, progress.gone, progress)
                 if found is not None:
-                    given = document, ids[len(document) :], null, asked.sources, reading.gone
+                    given = document, ids[len(document) :], null, asked.sources, progress.gone
                     found.extend(each._asdict() for each in sources(self.answering, cache, read, *given))
 
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -143,14 +143,14 @@ class Service:
         messages, goes_on = [message.as_dict() for message in asked.messages], asked.continue_final_message
         return self.answering.chats.ids(messages, begins, goes_on, asked.chat_template_kwargs)
 
-    def add_document(self, client: str, name: str, document: Document, reading: Reading) -> dict[str, Any]:
+    def add_document(self, client: str, name: str, document: Document, progress: Progress) -> dict[str, Any]:
         """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""
         ids = self.answering.checked(self.answering.chats.text_ids(document.text))
         self.memories.check_room(client, name, self.answering.bytes_of(len(ids)))
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
-            reading(0, rest.shape[1])
-            self.answering.read(rest, cache, reading.gone, reading)
+            progress(0, rest.shape[1])
+            self.answering.read(rest, cache, progress.gone, progress)
             self.memories.save(client, name, cache, beside_memory(document, None))
         return {"id": name, "object": "document", "tokens": len(ids)}
 

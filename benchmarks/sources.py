@@ -191,13 +191,14 @@ def main() -> None:
         folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / name
         folder.mkdir(parents=True, exist_ok=True)
         books.append(Book(answering, text, questions, given.tokens, folder))
-    if given.together is not None:
-        folder = folder.with_name("-".join([given.together, *(given.books or content["books"])]))
+    together = "-".join([given.together, *(given.books or content["books"])]) if given.together else None
+    if together is not None:
+        folder = given.work / f"{Path(given.model).stem}-{given.tokens}" / together
         folder.mkdir(exist_ok=True)
         books = [Together(books, given.together, folder)]
     frame: Any = pd.DataFrame([row for book in books for row in ranks_of(book, model.landmarks.block_size)])
     given.out.mkdir(parents=True, exist_ok=True)
-    named = [Path(given.model).stem, str(given.tokens or "books"), *([folder.name] if given.together else [])]
+    named = [Path(given.model).stem, str(given.tokens or "books"), *([together] if together else [])]
     file = given.out / f"{'-'.join(named)}.csv"
     write_atomic(file, frame.to_csv(index=False).encode())
     print(f"{table(frame)}\n\nwritten: {file}")

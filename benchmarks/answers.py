@@ -155,7 +155,7 @@ def is_right(answer: str, gold: str) -> bool:
     digits = {word: str(number) for number, word in enumerate(NUMBERS.split())} | {"twenty": "20", "thirty": "30"}
     tokenize: Any = bm25s.tokenize
     said, wanted = tokenize([answer, gold], stopwords="en", show_progress=False, return_ids=False)
-    stems = [{digits.get(word, word).removesuffix("s") for word in each} for each in (said, wanted)]
+    stems = [{str(digits.get(word, word)).removesuffix("s") for word in each} for each in (said, wanted)]
     return stems[1] <= stems[0]
 
 

@@ -159,7 +159,7 @@ def test_a_table_has_a_folder_for_its_results_and_table1_the_papers_rows(configu
     assert len(books) == 13
     assert papers == {name: row for name, row in books.items() if not name.startswith("xl")}
     folders = {folder.name for folder in (CONF.parent / "experiments").iterdir() if folder.is_dir()}
-    assert set(EXPERIMENTS) - {"quickstart"} | {"sources"} == folders  # sources: questions, not rows
+    assert set(EXPERIMENTS) - {"quickstart"} | {"sources", "answers"} == folders  # which have questions, not rows
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -213,18 +213,14 @@ def main() -> None:
         book = asked(name)
         for way in WAYS:
             for item, answer in book.found(way).items():
-                gold, is_cloze = "", item.startswith("cloze")
-                if is_cloze:
-                    row = {
-                        "kind": "cloze",
-                        "held_out": False,
-                        "right": answer == (gold := book.places[int(item[6:])][1]),
-                    }
+                row = {"book": name, "way": way, "item": item, "kind": "cloze", "held_out": False}
+                if item.startswith("cloze"):
+                    row["right"] = answer == (gold := book.places[int(item[6:])][1])
                 else:
                     each = content["questions"][int(item)]
-                    gold = each["answer"]
-                    row = {"kind": each["words"], "held_out": each["held_out"], "right": is_right(answer, gold)}
-                rows.append({"book": name, "way": way, "item": item, **row, "gold": gold, "answer": answer})
+                    row |= {"kind": each["words"], "held_out": each["held_out"]}
+                    row["right"] = is_right(answer, gold := each["answer"])
+                rows.append({**row, "gold": gold, "answer": answer})
     frame: Any = pd.DataFrame(rows).sort_values("way", key=lambda column: column.map([*WAYS].index), kind="stable")
     given.out.mkdir(parents=True, exist_ok=True)
     write_atomic(given.out / f"{stem}-{given.tokens}.csv", frame.to_csv(index=False).encode())

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchmarks import engines, report
+from benchmarks.exactness import Inexact
 from benchmarks.report import Report, Row, compare, megabytes, per_second
 from benchmarks.settings import Say, progress, use_threads
 from benchmarks.timing import interleave
@@ -53,12 +54,14 @@ def run(folder: str, lengths: Sequence[int], dtype: str, count: int, rounds: int
     """
     model, tokenizer = opened(folder, dtype)
     ids = text(tokenizer, max(lengths) + count, model.device)
+    say("exactness")
+    check(model, ids[:, :200])
     for length in lengths:
         first, more = ids[:, :length], ids[:, length : length + count]
         caches: dict[str, Any] = {}
         say(f"{length:,} tokens")
         readers = {name: reader(model, first, caches, name) for name in (PLAIN, BLOCKS)}
-        seconds = interleave(readers, rounds=rounds)
+        seconds = interleave(readers, rounds=rounds, warmup=0)  # `check` has read before
         yield from compare("reading", f"{length:,} tokens", "tokens/s", per_second(length, seconds), PLAIN)
         kept = {PLAIN: bytes_of(caches[PLAIN]), BLOCKS: bytes_kept(caches[BLOCKS])}
         yield from compare("memory", f"keys and values of {length:,} tokens", "MB", megabytes(kept), PLAIN)
@@ -163,6 +166,20 @@ def wait(like: Tensor) -> None:
         torch.cuda.synchronize(like.device)
 
 
+@torch.inference_mode()
+def check(model: Any, ids: Tensor) -> None:
+    """Raise Inexact unless a memory from which every block is read gives the model's own answers.
+
+    Equal are the most probable tokens wherever the second best is clearly less probable, in any type of weights.
+    """
+    own = model(ids).logits.float()
+    found = model(ids, past_key_values=model.new_memory(k=100, window=64)).logits.float()
+    best = own.topk(2, -1).values
+    clear = best[..., 0] - best[..., 1] > 1
+    if not clear.any() or not (own.argmax(-1) == found.argmax(-1))[clear].all():
+        raise Inexact("with every block read the model's answers are not its own")
+
+
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, and write it. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained_cost", description=__doc__)
@@ -200,7 +217,7 @@ def main(words: Sequence[str]) -> int:
         for row in rows:
             measured.rows.append(row)  # on disk at once: a run that is stopped keeps what it has measured
             written = report.write(measured, arguments.out, f"{report.gpu_stem()}-{file}", shown)
-    except UserError as error:
+    except (Inexact, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"\n{report.as_text(measured)}\nwritten: {', '.join(map(str, written))}")

@@ -34,11 +34,11 @@ from landmark.huggingface import load
 from landmark.utils.files import write_atomic
 
 ALL = {"dense": 1 << 20}
+SEARCH = ("bm25_1", "bm25_4", "bm25_8")  # have no cloze: a search would be made for each place
 WAYS: dict[str, dict[str, int]] = {  # settings of the memory
     **{"blocks_128": {"k": 128}, "blocks_256": {"k": 256}, "all_keys": ALL, "last_tokens": ALL},
-    **dict.fromkeys(("bm25_1", "bm25_4", "bm25_8", "no_text"), ALL),
+    **dict.fromkeys((*SEARCH, "no_text"), ALL),
 }
-WITHOUT_CLOZE = ("bm25_8",)
 LAST, PASSAGE, ANSWER = 4096, 512, 32  # tokens
 NAMES, PLACES, BEFORE = 10, 20, 300  # names and places of a book; characters before a place, without its name
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
@@ -99,7 +99,7 @@ class Asked:
         found, files = {way: self.found(way) for way in ways}, {way: self.folder / f"{way}.json" for way in ways}
         for item in self.items:
             for way in ways:
-                if item not in found[way] and (way not in WITHOUT_CLOZE or "cloze" not in item):
+                if item not in found[way] and (way not in SEARCH or "cloze" not in item):
                     found[way][item] = self.answer(way, item)
                     write_atomic(files[way], json.dumps(found[way]).encode())
 
@@ -204,7 +204,7 @@ def main() -> None:
         for way in ["own_cache", *(each for each in given.ways if WAYS[each] != ALL or "bm25" in each)]:
             print(asked(given.time).timed(way), flush=True)
         return
-    search = [way for way in given.ways if "bm25" in way]
+    search = [way for way in given.ways if way in SEARCH]
     for group in [*([way] for way in given.ways if way not in search), *([search] if search else [])]:
         for name in given.books or content["books"]:
             asked(name).answers(group)

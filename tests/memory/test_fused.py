@@ -223,7 +223,7 @@ def test_other_memories_read_by_themselves():
 def test_generated_tokens_are_the_same(monkeypatch):
     model, prompts = decoder(3), [torch.randint(0, LANDMARK, (length,)) for length in (10, 5)]
     expected = model.generate(prompts, 5, memory=lambda: model.new_memory(k=2))
-    made = []
-    monkeypatch.setattr(model, "token_forward", lambda memory: made.append(NextToken(model, memory, LANDMARK)) or made[-1])
+    made, made_for = [], lambda memory: made.append(NextToken(model, memory, LANDMARK)) or made[-1]
+    monkeypatch.setattr(model, "token_forward", made_for)
     assert model.generate(prompts, 5, memory=lambda: model.new_memory(k=2)) == expected
     assert made

@@ -333,14 +333,13 @@ class BlockCache:
 
     def _parts(self, layer: int, start: int, length: int, config: AttentionConfig, device: str) -> Iterator[Part]:
         """A chunk in parts, each of which is read in one way."""
-        turning = self._true_positions is not None and layer not in self.unrotated_layers
-        true = self._true_positions if turning else None
+        kept = None if layer in self.unrotated_layers else self._true_positions
         bounds = [max(self._dense_on(device), config.covered)]
-        if true is not None:  # whole groups, so that all queries of one are read alike
-            bounds.append(max(bounds[0], true // config.group * config.group))
+        if kept is not None:  # whole groups, so that all queries of one are read alike
+            bounds.append(max(bounds[0], kept // config.group * config.group))
         end = start + length
         for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
-            beyond = true is not None and first >= bounds[-1]
+            beyond = kept is not None and first >= bounds[-1]
             yield Part(first, stop, first >= bounds[0], self._rotation if beyond else None)
 
     def part_at(self, layer: int, position: int, device: str) -> Part:
@@ -352,8 +351,8 @@ class BlockCache:
         self._chunks += bool(self._length)
         is_settled, self.position = self.settled == self.position, self.position + self._length
         if is_settled:
-            prefilled = self.position if self._prefill else min(self.position, self._reads_all)
-            self.settled = max(self.settled, self._whole(prefilled))
+            read = self.position if self._prefill else min(self.position, self._reads_all)
+            self.settled = max(self.settled, self._whole(read))
         self._length = 0
 
     attend_in = attend
@@ -403,20 +402,15 @@ class BlockCache:
     def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
         """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` tokens at a time.
 
-        Tokens without logits (prefill) are read in whole blocks. Behind the last whole block every token
-        chooses alone, so that the pieces, and the calls in which a text comes, do not show.
+        Tokens without logits (prefill) are read in whole blocks. Behind the last whole block every token chooses alone,
+        so that the pieces, and the calls in which a text comes, do not show.
         """
         self._reads_all = max(self._dense_on(device), self._config.covered)
-        before, prefilled, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
+        before, whole, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
         if kept < length and self.chooses(before + length, device):
-            prefilled = max(0, self._whole(before + length - kept) - before)
-        ends = {
-            *range(step - before % step, prefilled, step),
-            prefilled,
-            *range(prefilled + most, length, most),
-            length,
-        }
-        return [Piece(start, stop, stop <= prefilled) for start, stop in pairwise(sorted({0} | ends))]
+            whole = max(0, self._whole(before + length - kept) - before)
+        ends = {*range(step - before % step, whole, step), whole, *range(whole + most, length, most), length}
+        return [Piece(start, stop, stop <= whole) for start, stop in pairwise(sorted({0} | ends))]
 
     def discard(self) -> None:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""

@@ -168,9 +168,8 @@ class MemoryConfig(memory_fields("memory")):
 
     window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
     sinks: int = setting(4, least=0)  # transformer with a window: first keys kept
-    load: Any = (
-        None  # task=generate, chat: folder of a saved memory to go on from; [a,b]: texts read alone, asked together
-    )
+    # task=generate, chat: folder of a saved memory to go on from; [a,b]: of texts that were read alone, asked together
+    load: Any = None
     save: str | None = None  # task=generate: folder for the memory of `prompt_file`; chat: of the chat
 
     @property

@@ -69,17 +69,20 @@ def _from_content(content: bytes, path: str) -> _Written:
         return _Written(file, path)
 
 
-def quantise(model: Any, bits: int, where: str) -> Any:
-    """The model, whose linear layers have weights of so many bits, in place; embeddings and others stay as they are.
-
-    The integers lie in a temporary file, and in memory packed for products. where: of the model, for messages. Raises
-    UserError where there is no product of packed integers.
-    """
-    if not is_packable(model.device, model.dtype):
+def check_bits(bits: int, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Raise UserError where a model of this type on this device has no product of packed integers."""
+    if not is_packable(device, dtype):
         raise UserError(
             f"model.bits={bits}: is for model.dtype=bfloat16 on a CPU with AVX2 or AVX-512; leave it out, or take a "
             ".gguf file, which is then expanded"
         )
+
+
+def quantise(model: Any, bits: int, where: str) -> Any:
+    """The model, whose linear layers have weights of so many bits, in place; embeddings and others stay as they are.
+
+    The integers lie in a temporary file, and in memory packed for products. where: of the model, for messages.
+    """
     head, tied = model.get_output_embeddings(), model.get_input_embeddings().weight
     layers = {name: each for name, each in model.named_modules() if type(each) is nn.Linear}
     places: dict[str, tuple[str, int]] = {}

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.gguf.file import is_gguf, opened
 from landmark.gguf.opening import open_gguf
-from landmark.gguf.quantising import quantise
+from landmark.gguf.quantising import check_bits, quantise
 from landmark.gguf.tokenizer import tokenizer_of
 from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.files import HASHES, check_files, read_hashes, read_json
@@ -35,7 +35,8 @@ def open_model(folder: str | Path, bits: int | None = None, **settings: Any) -> 
             raise UserError(f"model.bits={bits}: {folder.name} has its own bits; bits are for folders of safetensors")
         return _open_file(folder, **settings)
     if bits is not None:
-        settings.setdefault("dtype", torch.bfloat16)
+        settings["dtype"] = _type_of_integers(settings.get("dtype"))
+        check_bits(bits, settings["dtype"], _device(settings.get("device_map")))
     safe = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
     with readable(folder, "causal language model"):
         opened: Any = AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
@@ -53,11 +54,19 @@ def _open_file(
     attn_implementation: str | None = None,
     local_files_only: bool = True,
 ) -> Any:
-    """The model of a .gguf file. dtype: None or "auto": bfloat16."""
-    kind = torch.bfloat16 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    """The model of a .gguf file."""
     settings = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     with readable(file, "causal language model"):
-        return open_gguf(file, kind, "cpu" if device_map in (None, "auto") else device_map, **settings)
+        return open_gguf(file, _type_of_integers(dtype), _device(device_map), **settings)
+
+
+def _type_of_integers(dtype: torch.dtype | str | None) -> torch.dtype:
+    """The type that goes with weights of few bits where none is named (None or "auto") is bfloat16."""
+    return torch.bfloat16 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _device(device_map: str | torch.device | None) -> str | torch.device:
+    return "cpu" if device_map in (None, "auto") else device_map
 
 
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:

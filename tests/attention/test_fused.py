@@ -237,9 +237,9 @@ def test_no_choice_exceeds_the_shared_memory_of_a_gpu_and_tiles_hold_whole_block
 @pytest.mark.parametrize(
     ("arch", "cases"),
     [
-        ("sm_80", ["128 50 joint", "64 63 cmt", "64 32 tiles capped"]),
+        ("sm_80", ["128 50 joint", "64 63 cmt", "64 63 packed", "64 32 tiles capped"]),
         ("sm_100", ["64 32 tiles", "256 32 tiles capped"]),
-        ("sm_90", ["128 32 tiles", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
+        ("sm_90", ["128 32 tiles", "128 63", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
     ],
 )
 def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):

@@ -140,7 +140,7 @@ SIZES = ["paper", "small", "nano"]
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_row_of_every_experiment_composes_at_every_size(composer, experiment, size):
-    """All rows of the smallest size, the last one of the others."""
+    """All rows of the smallest size, the first and the last of the others."""
     overrides = [f"+experiment={experiment}", f"size={size}"]
     config = to_config(composer(overrides))
     assert config.name == experiment
@@ -149,8 +149,8 @@ def test_every_row_of_every_experiment_composes_at_every_size(composer, experime
         rows = select(config, overrides, composer)
         assert [row.name for row in rows] == names
     else:
-        words = [*overrides, f"row={names[-1]}"]
-        rows = select(to_config(composer(words)), words, composer)
+        of_each = [[*overrides, f"row={name}"] for name in {names[0], names[-1]}]
+        rows = [row for words in of_each for row in select(to_config(composer(words)), words, composer)]
     assert {row.configs[0].size for row in rows} == {size}
 
 

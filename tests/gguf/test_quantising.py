@@ -69,9 +69,9 @@ def test_logits_are_those_of_the_nearest_integers(case, bits):
         assert weights_digest(other) == weights_digest(found)
 
 
-def test_a_folder_is_opened_and_what_it_read_is_no_other_models(tmp_path):
+def test_a_folder_is_opened_and_what_it_read_is_no_other_models(tmp_path, monkeypatch):
     save_model(tmp_path / "tiny", make_model("llama", hidden_size=64, intermediate_size=128))
-    models = {bits: load(tmp_path / "tiny", bits, dtype="bfloat16")[0] for bits in (None, 4, 8)}
+    models = {bits: load(tmp_path / "tiny", bits, dtype="auto" if bits else "bfloat16")[0] for bits in (None, 4, 8)}
     assert len({weights_digest(model) for model in models.values()}) == 3
     memory = models[4].new_memory()
     with torch.no_grad():
@@ -82,5 +82,9 @@ def test_a_folder_is_opened_and_what_it_read_is_no_other_models(tmp_path):
         models[8].new_memory().load(tmp_path / "memory")
     with pytest.raises(UserError, match="integers of few bits"):
         wrap(open_model(tmp_path / "tiny", 4), None)
-    with pytest.raises(UserError, match="model.bits=4: is for model.dtype=bfloat16"):
-        open_model(tmp_path / "tiny", 4, dtype=torch.float32)
+    monkeypatch.setattr(
+        "landmark.huggingface.safe_loading.AutoModelForCausalLM", None
+    )  # nothing is loaded for a refusal
+    for refused in ({"dtype": torch.float32}, {"dtype": "float16"}, {"device_map": "cuda:0"}):
+        with pytest.raises(UserError, match="model.bits=4: is for model.dtype=bfloat16"):
+            open_model(tmp_path / "tiny", 4, **refused)

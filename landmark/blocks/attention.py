@@ -96,13 +96,16 @@ def read_all(q: Tensor, text: Text, start: int, config: AttentionConfig) -> tupl
     Returns (C, G, T, d), and the log-sum-exp (C, G, T).
     """
     keys, values = (x[:, : start + q.shape[2]].to(q.device) for x in (text.keys, text.values))
-    own = _causal(q, keys[:, start:], values[:, start:], config)
     if not start:
-        return own
-    rows, level = q.reshape(1, len(q), -1, q.shape[-1]), own[1].reshape(1, len(q), -1)  # so no key is copied
-    before = (x[None, :, :start] for x in (keys, values))
-    out, lse = attention_forward(rows, *before, scale=config.scale, softcap=config.softcap, level=level)
-    return merged((out.reshape(q.shape), lse.reshape(q.shape[:3])), own)
+        return _causal(q, keys, values, config)
+    rows, own, level = q.reshape(1, len(q), -1, q.shape[-1]), None, None  # heads share keys, so none is copied
+    if q.shape[2] > 1:
+        own = _causal(q, keys[:, start:], values[:, start:], config)
+        keys, values, level = keys[:, :start], values[:, :start], own[1].reshape(1, len(q), -1)
+    scoring = {"scale": config.scale, "softcap": config.softcap, "level": level}
+    out, lse = attention_forward(rows, keys[None], values[None], **scoring)
+    found = out.reshape(q.shape), lse.reshape(q.shape[:3])
+    return found if own is None else merged(found, own)
 
 
 def _causal(q: Tensor, keys: Tensor, values: Tensor, config: AttentionConfig) -> tuple[Tensor, Tensor]:

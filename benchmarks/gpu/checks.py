@@ -302,29 +302,6 @@ def _in_chunks(memory: Memory, q: Tensor, k: Tensor, v: Tensor, lengths: Sequenc
     return torch.cat(outs, 2)
 
 
-def gradients_through_memory(dim: int, width: int, scale: Scale) -> Iterator[Line]:
-    """Of the queries, keys and values of a chunk that retrieves, as in training with a memory."""
-    shape = Shape(2, scale.check_heads, scale.check_group, 6 * width + 5, dim, width)
-    inputs, _ = shape.inputs(scale, torch.float32)
-    before = 4 * width + 2
-
-    def computed(backend: str, dtype: torch.dtype) -> list[Tensor]:
-        memory = Memory(width - 1, k=2, select=Newest(), backend=backend)
-        memory.has_gradient = True
-        numbers = [x.detach().to(dtype) for x in inputs]
-        _in_chunks(memory, *(x[:, :, :before] for x in numbers), lengths=[2 * width + 1, 2 * width + 1])
-        leaves = [x[:, :, before:].requires_grad_() for x in numbers]
-        out = memory.attend(1, leaves[0], leaves[1], leaves[2])
-        return [out.detach(), *torch.autograd.grad(out, leaves, leaves[0].detach())]
-
-    def check() -> Line:
-        names = "out", "dq", "dk", "dv"
-        ours, plain = computed("triton", torch.float32), computed("reference", torch.float32)
-        return against_exact(ours, plain, computed("reference", torch.float64), names)
-
-    yield line("float32", check)
-
-
 def tiers(scale: Scale) -> Iterator[Line]:
     """The same numbers from every tier, where another stream than the default one computes."""
     dim, width = scale.dims[0], scale.widths[-1]

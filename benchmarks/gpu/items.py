@@ -52,7 +52,6 @@ def _checks(scale: Scale) -> Iterator[Item]:
     yield Item("rotation", checks.rotations, 5)
     yield Item("top-k", checks.best_landmarks, 10)
     yield Item("attention in parts", checks.parts, 10)
-    yield Item("gradients through a memory", partial(checks.gradients_through_memory, *shapes[0]), 10)
     yield Item("tiers", checks.tiers, 10)
     yield from (item for dtype in scale.dtypes[1:] for dim, width in shapes for item in _of_shape(dtype, dim, width))
 

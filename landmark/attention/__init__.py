@@ -43,10 +43,10 @@ __all__ = [
 Extra = ContextMiss | Sinks
 
 
-def has_kernel(gate: Grouped, scoring: Scoring, extra: Extra | None = None, top_k: int | None = None) -> bool:
+def has_kernel(gate: Grouped, scoring: Scoring, extra: Extra | None = None) -> bool:
     """Whether the fused kernels compute this."""
     controls = isinstance(extra, ContextMiss)
-    return not (gate.alpha and controls) and scoring.softcap is None and top_k is None
+    return not (gate.alpha and controls) and scoring.softcap is None
 
 
 def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
@@ -60,8 +60,8 @@ def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = Tru
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "triton" and not has_kernel:
         raise ValueError(
-            "backend='triton': the fused kernels have neither top_k nor softcap, nor α beside a context miss token: "
-            "use backend='auto' or 'blockwise'"
+            "backend='triton': the fused kernels have no softcap, and no α beside a context miss token: use "
+            "backend='auto' or 'blockwise'"
         )
     if name != "auto":
         return name
@@ -100,7 +100,6 @@ def landmark_attention(
     gate: Grouped = Grouped(),  # noqa: B008 (these are frozen)
     scoring: Scoring = Scoring(),  # noqa: B008
     extra: Extra | None = None,
-    top_k: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Causal attention in which the landmark that closes a block gates the attention to it (Section 3.1).
@@ -117,7 +116,6 @@ def landmark_attention(
         scoring: factor and cap of the scores.
         extra: one more place, without a value, in the outer softmax: `ContextMiss(key, controlled)` (Appendix D) or
             `Sinks(scores)`; None: there is none.
-        top_k: gated blocks that a query attends to, those with the best landmarks; None: all.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU where `has_kernel`, else blockwise).
 
@@ -133,12 +131,10 @@ def landmark_attention(
     backend does not compute.
     """
     if isinstance(extra, Sinks):
-        options = {"gate": gate, "scoring": scoring, "top_k": top_k, "backend": backend}
+        options = {"gate": gate, "scoring": scoring, "backend": backend}
         return extra.merge(*landmark_attention(q, k, v, layout, **options))
     q, k, v = as_autocast(q, k, v)
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k}: must be at least 1")
-    backend = backend_for(backend, q, layout.block_size, has_kernel(gate, scoring, extra, top_k))
+    backend = backend_for(backend, q, layout.block_size, has_kernel(gate, scoring, extra))
     (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
     prefix, cu_seqlens = (layout.prefix, None) if isinstance(layout, Window) else (0, layout.cu_seqlens)
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
@@ -159,7 +155,7 @@ def landmark_attention(
     if kv_heads != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
     options = phase, controlled, cu_seqlens, layout.block_size, prefix
-    score_settings = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
+    score_settings = scoring.scale_of(dim), scoring.softcap, gate.alpha
     inputs = AttentionInputs(q, k, v, scores, *options, *score_settings)
     with without_autocast(q):
         if q.numel() == 0:

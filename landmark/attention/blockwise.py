@@ -4,7 +4,7 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
 2. gates: the landmark's score for an earlier block; the inner log-sum-exp for the query's own block.
-   With top_k only the highest of the landmarks' scores stay. A part α of the inner log-sum-exp may be added.
+   A part α of the inner log-sum-exp may be added.
 3. outer: softmax of the gates over blocks, and over a place without a value if there is one (scoring.py).
 4. weights: exp(score − inner) · outer.
 
@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from landmark.attention.blockwise_tiles import BlockAlignment, Tile, Workspace, align_blocks, product, workspace
 from landmark.attention.layout import AttentionInputs
-from landmark.attention.scoring import keep_best, share_cmt_weight, shared_weight_gradient
+from landmark.attention.scoring import share_cmt_weight, shared_weight_gradient
 from landmark.utils.constants import LOG2_E
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
@@ -118,8 +118,6 @@ def _forward(part: Sequences, inputs: AttentionInputs, work: Workspace, out: Ten
         weights = tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # a first block without tokens
-        if inputs.top_k is not None:
-            keep_best(gates, inputs.top_k, 1)
         if inputs.alpha:
             gates.add_(inner, alpha=inputs.alpha)
         gate_of_extra = []

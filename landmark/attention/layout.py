@@ -140,8 +140,7 @@ class AttentionInputs(NamedTuple):
     q: (B, H, T, d). k, v: (B, H_kv, prefix + T, d); H_kv = H but with "triton". extra: (B, H, T), scores of a context
     miss token, in nats; None: there is none. phase: (samples,), int32 or int64. controlled: (samples, blocks), bool,
     landmarks that share the weight of that token; None exactly where `extra` is None.
-    cu_seqlens: (samples + 1,), of packed samples; None: each element of the batch is one. softcap, top_k: not for
-    "triton".
+    cu_seqlens: (samples + 1,), of packed samples; None: each element of the batch is one. softcap: not for "triton".
     """
 
     q: Tensor
@@ -155,7 +154,6 @@ class AttentionInputs(NamedTuple):
     prefix: int
     scale: float
     softcap: float | None = None
-    top_k: int | None = None
     alpha: float = 0.0
 
     def one_by_one(self, attend: "Callable[[AttentionInputs], tuple[Tensor, Tensor]]") -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.layout import AttentionInputs, blocks_and_landmarks
-from landmark.attention.scoring import capped, keep_best
+from landmark.attention.scoring import capped
 
 
 def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -25,10 +25,13 @@ def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Te
     return exponentials / total.gather(-1, groups), (largest + total.log()).masked_fill(sums == 0, -torch.inf)
 
 
-def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: bool = True) -> tuple[Tensor, Tensor]:
+def landmark_attention_weights(
+    scores: Tensor, inputs: AttentionInputs, causal: bool = True, top_k: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
-    scores: (B, H, T, S), scaled. Rows of weights sum to one, with two exceptions: a row that loses the weight of the
+    scores: (B, H, T, S), scaled. top_k: of the other blocks, a query sees those with the best landmarks; None: all.
+    Rows of weights sum to one, with two exceptions: a row that loses the weight of the
     place without a value, and the row of the landmark of a first block without tokens (weights 0, log-sum-exp −∞).
     """
     queries, keys = scores.shape[-2:]
@@ -47,9 +50,10 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs, causal: 
     num_groups = int(block.max()) + 1
     groups = torch.where(landmark_j, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
-    if inputs.top_k is not None:
-        landmarks = keep_best(masked.masked_fill(~landmark_j, -torch.inf), inputs.top_k, -1)
-        masked = torch.where(landmark_j, landmarks, masked)
+    if top_k is not None and top_k < keys:
+        landmarks = masked.masked_fill(~landmark_j, -torch.inf)
+        least = landmarks.topk(top_k, -1).values[..., -1:]
+        masked = masked.masked_fill(landmark_j & (landmarks < least), -torch.inf)
     if inputs.alpha:
         block_lse = grouped_softmax(masked.masked_fill(landmark_j, -torch.inf), block_j, num_groups)[1]
         added = inputs.alpha * block_lse.gather(-1, block_j.expand_as(scores))

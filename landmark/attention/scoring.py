@@ -42,7 +42,7 @@ class Grouped:
     w_ij ∝ exp(s_i,lm(b) − (1 − α) L_ib + s_ij).
 
     alpha: α from 0, the paper's gate, to 1, where all tokens share one softmax and the score of a landmark is a bias of
-    its block. The best blocks (`top_k`, retrieval) are those with the best landmarks, whatever α is. Raises ValueError
+    its block. The best blocks are those with the best landmarks, whatever α is. Raises ValueError
     for another number.
     """
 
@@ -70,18 +70,6 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
 def capped_in_place(scores: Tensor, cap: float | None) -> Tensor:
     """`capped`, overwriting the scores."""
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
-
-
-def keep_best(gates: Tensor, top_k: int, dim: int) -> Tensor:
-    """Put −∞ in the scores of landmarks, in place, but for the highest of each query, and those that tie with them.
-
-    So a query attends to its own block and to the best earlier ones, as it reads a memory. The others have no weight
-    and no gradient. dim: of the blocks.
-    """
-    if gates.shape[dim] > top_k:
-        least = gates.topk(top_k, dim).values.narrow(dim, top_k - 1, 1)
-        gates.masked_fill_(gates < least, -torch.inf)
-    return gates
 
 
 @dataclass(frozen=True)

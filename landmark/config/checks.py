@@ -48,7 +48,7 @@ def _can_have_task(config: Config) -> bool:
 
 
 def _can_have_strategy(config: Config) -> bool:
-    in_parts = config.model.kind == "transformer_xl" or config.train.local is not None
+    in_parts = config.model.kind == "transformer_xl"
     return config.trainer.strategy != "fsdp" or not (in_parts or config.model.lora_rank is not None)
 
 
@@ -98,7 +98,7 @@ _MEMORY_FIELDS = _BLOCK_CACHE_FIELDS | _LANDMARK_FIELDS
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
 _OF_OTHERS = ("architecture", "name", "as_is", "dtype", "bits", "lora_rank", "block_size", "cache")
 _OF_OURS = (
-    *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
+    *("cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
 )
 
@@ -128,7 +128,7 @@ USED_BY = (
 
 # Keys whose values other than the default must have an effect, whoever sets them.
 _NEEDED = (
-    _needs_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping", "train.k"),
+    _needs_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping"),
     Used(("eval.task",), "model=landmark", _can_have_task),
     Used(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Used(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
@@ -153,11 +153,6 @@ _NEEDED = (
         lambda c: c.data.name not in SYNTHETIC,
     ),
     Used(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
-    Used(("train.local",), "train.k, numbers of blocks like [4]", lambda config: config.train.k is not None),
-    Used(("train.local",), "cmt=off and positions=standard", lambda c: not c.cmt.enabled and c.positions.p_jump == 1),
-    Used(
-        ("train.k",), "attention without fused kernels, set model.backend=auto", lambda c: c.model.backend != "triton"
-    ),
     Used(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
     Used(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
     Used(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
@@ -274,8 +269,6 @@ def _check_training(config: Config) -> None:
     train, block_size, repeats = config.train, config.model.block_size, config.data.repeats
     if len(set(config.seeds or [])) < len(config.seeds or []):
         raise UserError(f"seeds={config.seeds}: must be a list of different seeds, or null")
-    if train.local is not None and train.local >= train.length:
-        raise UserError(f"train.local={train.local}: must be less than train.length={train.length}, which it cuts")
     for key in ("start_lr", "final_lr"):
         if (rate := getattr(train, key)) > train.max_lr:
             raise UserError(f"train.{key}={rate}: is above train.max_lr={train.max_lr}, the highest of a training")
@@ -287,11 +280,6 @@ def _check_training(config: Config) -> None:
                 "its landmark, so nothing would be retrieved: lower model.block_size"
             )
         landmarks = math.ceil(train.length / (block_size + 1))
-        earlier = (train.length + block_size - 1) // (block_size + 1)  # blocks, where the first one is cut
-        if train.k and max(train.k) > earlier:
-            raise UserError(
-                f"train.k={train.k}: a query of train.length={train.length} has at most {earlier} to choose"
-            )
     room = train.length - landmarks + 1  # one token more than the window has is predicted
     if repeats is not None and room < 2 * SHORTEST_REPEAT:
         raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")

@@ -128,11 +128,8 @@ class TrainConfig:
     batch_size: int = setting(MISSING, least=1)
     micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
-    k: list[int] | None = setting(None, least=1)  # landmark: earlier blocks that a query sees, drawn for each step
     # Without landmarks: windows begin where those with landmarks after blocks of so many tokens do; null: anywhere.
     cut_as: int | None = setting(None, least=1, kind="transformer")
-    # Read at a time, with a memory; null: all.
-    local: int | None = setting(None, least=1, kind="landmark")
     muon_lr: float | None = setting(None, above=0)  # of Muon, for matrices of linear layers; null: AdamW trains all
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)

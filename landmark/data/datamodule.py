@@ -9,7 +9,6 @@ import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.passkey import Passkey
-from landmark.data.random_numbers import K, random_numbers
 from landmark.data.ruler.material import Essays
 from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic import SyntheticCorpus
@@ -52,7 +51,7 @@ class WindowDataModule(lightning.LightningDataModule):
             "length": length,
             "batch_size": config.train.batch_size,
             "seed": config.seed,
-            "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
+            "block_size": block_size,
         }
 
         def windows(split: str, **options: Any) -> TrainingWindows | SyntheticWindows:
@@ -71,14 +70,12 @@ class WindowDataModule(lightning.LightningDataModule):
                 task = RulerSamples(Essays(cast("Corpus", corpus).split("train").tokens, tokenizer))
             tasks = SyntheticWindows(SyntheticCorpus(task, tokenizer), "train", **settings)
             self.training = MixedWindows(self.training, tasks, share)
-        settings["block_size"] = block_size
         self.validation = windows("validation")
         self._controlled = self._jumps = None
         if block_size is not None and config.cmt.enabled:
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
-        self._k, self._local = config.train.k, config.train.local
         self._changes = [data(config, tokenizer) for data in hooks(config, "window_data")]
 
     def train_dataloader(self) -> DataLoader:
@@ -95,9 +92,6 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, controlled=self._controlled.for_step(self._seed, step, indices))
             if self._jumps is not None and batch.phase is not None:
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
-            if self._k is not None:
-                (drawn,) = random_numbers(self._seed, step, K, range(1))
-                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
             for change in self._changes:
                 batch = change.for_step(batch, self._seed, step, indices)
             if self.micro_batch is None:

@@ -25,7 +25,7 @@ NUMERICS_VERSION = 1
 ALPHA_VERSION = 2  # of models with `model.alpha`
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "cut_as", "k", "local", "precision"),
+    *("steps", "batch_size", "length", "cut_as", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
 _PRETRAINED = ("kind", "block_size", "lora_rank")

@@ -97,7 +97,7 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     """Cost of a training, by the formula of `landmark.utils.flops`. vocab_size: padded."""
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
-    keys = training_keys(config, (model.block_size, model.window, model.cache))
+    keys = training_keys(config, model.window, model.cache)
     total, body, layers, width = _measures(config, vocab_size)
     flops = tokens * flops_per_token(total, layers, width, keys)
     return Cost("run", name, config, is_done, tokens, flops, (total, body), float(train.steps * layers))

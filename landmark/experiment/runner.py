@@ -217,6 +217,8 @@ def train_here(
     inputs = inputs or Inputs()
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
     set_up_processor(config)
+    if evaluation_device(config) == "cpu" and (said := leave_busy_cores(advise=True)):
+        _log.warning(said)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:

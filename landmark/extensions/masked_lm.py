@@ -49,7 +49,7 @@ def check(config: Config) -> None:
     check_model(config.model.kind, config.cmt.enabled, config.model.backend)
     unmasked_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
     measured = [("eval.task", config.eval.task)]
-    chunks = ("train.local", config.train.local), ("eval.local", resolved(config).eval.local != config.eval.length)
+    chunks = [("eval.local", resolved(config).eval.local != config.eval.length)]
     kept = [
         (f"{group}.{item.name}", value != item.default and value)
         for group in ("memory", "retrieval")
@@ -155,9 +155,9 @@ def landmark_attention_both_ways(
     """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     phase, scale = check_phase(phase, len(q), block_size, q.device), 1 / math.sqrt(q.shape[-1])
-    inputs = AttentionInputs(q, k, v, None, phase, None, None, block_size, 0, scale, top_k=top_k, alpha=alpha)
+    inputs = AttentionInputs(q, k, v, None, phase, None, None, block_size, 0, scale, alpha=alpha)
     scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
-    return landmark_attention_weights(scores, inputs, causal=False)[0].to(v.dtype) @ v
+    return landmark_attention_weights(scores, inputs, causal=False, top_k=top_k)[0].to(v.dtype) @ v
 
 
 class Model(Decoder):
@@ -167,6 +167,7 @@ class Model(Decoder):
         """Raises UserError for a model that reads in one direction."""
         check_model(config.kind, config.cmt, config.backend)
         super().__init__(config)
+        self.retrieved: int | None = None  # other blocks that a query attends to; None: all
 
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: WindowInputs, extra: ContextMiss | None
@@ -175,7 +176,7 @@ class Model(Decoder):
         if window.layout is None:
             return F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] != q.shape[1])
         block_size, phase = window.layout.block_size, window.layout.phase
-        return landmark_attention_both_ways(q, k, v, block_size, phase, alpha=self.config.alpha, top_k=window.top_k)
+        return landmark_attention_both_ways(q, k, v, block_size, phase, alpha=self.config.alpha, top_k=self.retrieved)
 
     def new_memory(self, **settings) -> NoReturn:
         """Raises UserError: there is none."""
@@ -198,7 +199,8 @@ def evaluate(
     settings, measured = config.eval, Measurement(model, config, progress)
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
     masks = masked_tokens(tokenizer)
-    blocks = {"top_k": config.retrieval.k} if model.config.kind == "landmark" else {}
+    assert isinstance(model, Model)
+    model.retrieved = config.retrieval.k if model.config.kind == "landmark" else None
     counted = SegmentLosses(settings.length)
     for numbers in measured.batches([segment.length for segment in cut]):
         batch = [cut[number] for number in numbers]
@@ -206,7 +208,7 @@ def evaluate(
         tokens = torch.from_numpy(raw).to(measured.device)
         shown, hidden = masks.mask_text(tokens, [segment.start for segment in batch])
         with inference(model, config):
-            logits = model(shown, **blocks)
+            logits = model(shown)
             losses = token_losses(logits, tokens)
         for segment, loss, is_hidden in zip(batch, losses.cpu().numpy(), hidden.cpu().numpy(), strict=True):
             places = np.arange(segment.length - segment.counted, segment.length)

@@ -80,7 +80,7 @@ class Packed(NamedTuple):
     def product(self, x: Tensor) -> Tensor:
         """x (m, K) times the matrix, (m, rows), for few rows m."""
         if self.planes == 2:
-            x = (x.view(x.shape[0], -1, 1, self.run) * _PLACES).view(x.shape[0], -1)
+            x = (x.unflatten(1, (-1, 1, self.run)) * _PLACES).flatten(1)
         packed = self.columns.view(self.scales.shape[1], -1)
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, self.scales)
 

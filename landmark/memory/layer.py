@@ -120,7 +120,7 @@ class LayerMemory:
             shifted, v = torch.cat([self.pending[0], shifted], 2), torch.cat([self.pending[1], v], 2)
         self.chunk = {"pending_keys": shifted, "pending_values": v}
         if last is not None:
-            self.chunk["last_key"] = last.detach().clone()
+            self.chunk["last_key"] = last.clone()
         return shifted, v
 
     def end_chunk(self, stored: int) -> None:
@@ -128,7 +128,7 @@ class LayerMemory:
         assert self.chunk is not None
         for name in ("pending_keys", "pending_values"):
             x = self.chunk[name]
-            self.chunk[name] = (x[:, :, stored:].clone() if stored else x).detach()
+            self.chunk[name] = x[:, :, stored:].clone() if stored else x
         self.between, self.chunk = self.chunk, None
 
 
@@ -166,25 +166,21 @@ class Question:
         return self.state.store
 
     @cached_property
-    def _rotated(self) -> Tensor:
+    def exact(self) -> Tensor:
+        """The queries that rank blocks, (S, B, T, H, d), scaled, and rotated for lag 1…S.
+
+        In float32 also where q is not, because rounding would change which blocks are the best.
+        """
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32)) * self.scale
         starts = [self.start + distance for distance in self.lags.distances]
         factors, q = self.rotary.several(starts, q.shape[2], q)[:, None, :, None], q.transpose(1, 2)
         factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, 1, d/2)
         return rotate(q.flatten(0, 1).expand(len(factors), -1, -1, -1), factors).unflatten(1, q.shape[:2])
 
-    @property
-    def exact(self) -> Tensor:
-        """The queries that rank blocks, (S, B, T, H, d), scaled, and rotated for lag 1…S; without a gradient.
-
-        In float32 also where q is not, because rounding would change which blocks are the best.
-        """
-        return self._rotated.detach()
-
     @cached_property
     def rounded(self) -> Tensor:
-        """The queries that attend to blocks: the same in the type of q, with a gradient."""
-        return self._rotated.to(self.q.dtype)
+        """The queries that attend to blocks: the same in the type of q."""
+        return self.exact.to(self.q.dtype)
 
     def sets(self, granularity: str) -> tuple[int, int, int]:
         """Sets of blocks that are chosen, (B, heads, queries)."""

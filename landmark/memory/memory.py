@@ -50,7 +50,6 @@ class Memory:
 
     cutoff: float = 0.0
     is_rotated = False  # it assigns positions
-    has_gradient = False  # of a chunk's queries, keys and values in `attend`; blocks carry none
 
     def __init__(
         self,
@@ -161,13 +160,13 @@ class Memory:
         where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
-        with torch.set_grad_enabled(self.has_gradient and torch.is_grad_enabled()), without_autocast(q):
+        with torch.no_grad(), without_autocast(q):
             question, k, v = self._begin(layer, q, k, v)
             question, local = self._attend_locally(question, k, v, extra)  # 1
             ages = self._choose(question)  # 2
             if ages is None:
                 return self._done(question, local[0])
-            if question.backend == "triton" and not question.rounded.requires_grad:
+            if question.backend == "triton":
                 return self._done(question, read_and_merge_fused(question, ages, local), ages)  # 3 and 4
             blocks = read_blocks(question, ages)  # 3
             out, weights = merge(question, local, blocks)  # 4

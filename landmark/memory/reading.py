@@ -45,8 +45,7 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tupl
         blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), question.gate.landmark_share)
         k = torch.cat([blocks.flatten(2, 3), k[:, :, complete:]], 2)
     seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
-    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if question.backend != "triton" and k.shape[2] <= width and seen == total and not needs_gradient:
+    if question.backend != "triton" and k.shape[2] <= width and seen == total:
         # While generating, all queries see the same normal tokens, and no landmark.
         k, v = k[:, :, :total], v[:, :, :total]
         if (group := q.shape[1] // k.shape[1]) > 1:
@@ -126,7 +125,7 @@ def weights_of_blocks(question: Question, ages: Tensor, selected: Tensor | None)
     s_b: score of block b's landmark; s_j: of its tokens j; at the positions of scoring. 0 for queries that are not
     selected.
     """
-    tiles = QueryTiles(question, question.rounded.detach(), ages, question.lags.scoring(ages), selected)
+    tiles = QueryTiles(question, question.rounded, ages, question.lags.scoring(ages), selected)
     weights = tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
         weights[part.tiles] = tiles.split(tiles.gates(part, Grouped(1.0)))
@@ -211,13 +210,10 @@ class QueryTiles:
             q = q.view(-1, self._tile, self._fetched, self._together // self._fetched, self.dim)
             q = q.transpose(1, 2).flatten(0, 1).flatten(1, 2)
             places = self._places[part].flatten()
-            blocks, keys = self.store.fetch(places), buffer[: len(places)]
-            values = keys
-            if q.requires_grad:  # the backward pass needs both
-                keys, values = torch.empty_like(keys), torch.empty_like(keys)
-            keys = torch.index_select(blocks.keys, 0, blocks.rows, out=keys)
+            blocks, room = self.store.fetch(places), buffer[: len(places)]
+            keys = torch.index_select(blocks.keys, 0, blocks.rows, out=room)
             scores = capped(torch.bmm(q, keys.mT), self.softcap)
-            yield FetchedTiles(part, q, places, blocks, scores, values)
+            yield FetchedTiles(part, q, places, blocks, scores, room)
 
     def gates(self, part: FetchedTiles, gate: Grouped) -> Tensor:
         """The gates of a part's blocks, (m, r, 1), in the type of the landmarks."""

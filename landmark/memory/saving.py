@@ -37,8 +37,8 @@ CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
 KEYS = {"format": int, "position": int, "layers": dict}
 REMEDY = "save the memory again"
 SAME = (
-    "was read by another model: only the model that made a memory can load it, with the same weights and adapters "
-    "(merging an adapter changes the weights)"
+    "was read by another model: only the model that made a memory can load it, with the same weights, model.bits and "
+    "adapters (merging an adapter changes the weights)"
 )
 BLOCKS = "blocks"  # of a layer's tensors: rows (n, B, H, 2, ℓ, d), oldest first; blocks.<name>: their summaries
 Place = str | torch.device | Callable[[int], torch.device]

@@ -40,7 +40,7 @@ class WindowInputs:
 
     layout: None: the model has no landmarks. factors: rotary, (T, d/2) or (B, 1, T, d/2). is_landmark: (B or 1, T),
     bool; None: nothing asks for it. blocks: for means of keys. controlled: (B, layers, blocks), landmarks that the
-    context miss token controls. top_k: gated blocks that a query attends to.
+    context miss token controls.
     """
 
     layout: Window | None
@@ -48,7 +48,6 @@ class WindowInputs:
     is_landmark: Tensor | None
     blocks: WindowBlocks | None
     controlled: Tensor | None
-    top_k: int | None
 
 
 class SelfAttention(nn.Module):
@@ -220,19 +219,18 @@ class Decoder(LanguageModel):
         tokens: Tensor,
         memory: Memory | RecurrentMemory | None = None,
         last: bool = False,
-        top_k: int | None = None,
     ) -> Tensor:
         """Logits (B, T, vocabulary) of the next raw token after each of raw ids (B, T), or of the last one alone.
 
-        Landmarks are inserted here. memory: the tokens continue its text, and are committed to it. top_k: blocks that a
-        token attends to beside its own, without a memory. Raises UserError for a memory that does not fit.
+        Landmarks are inserted here. memory: the tokens continue its text, and are committed to it. Raises UserError
+        for a memory that does not fit.
         """
-        hidden = self.read(tokens, memory, top_k)
+        hidden = self.read(tokens, memory)
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
 
-    def read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None, top_k: int | None = None) -> Tensor:
+    def read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None) -> Tensor:
         """Final hidden states (B, T, hidden_dim) of raw tokens, which are not committed. As `forward`."""
         landmarks = self.config.landmarks
         if landmarks is None:
@@ -244,7 +242,7 @@ class Decoder(LanguageModel):
         position = memory.position if memory is not None else 0
         assert landmarks.token is not None
         tokens, raw = insert_landmarks(tokens, position, landmarks.block_size, landmarks.token)
-        return self.hidden(tokens, memory=memory, top_k=top_k)[:, raw]
+        return self.hidden(tokens, memory=memory)[:, raw]
 
     def hidden(
         self,
@@ -253,16 +251,15 @@ class Decoder(LanguageModel):
         memory: Memory | RecurrentMemory | Step | None = None,
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
-        top_k: int | None = None,
     ) -> Tensor:
         """Final hidden states (B, T, hidden) of ids (B, T) that include landmarks already.
 
         memory: the tokens continue its text; the caller commits them. Without one: phase (B,), tokens missing from the
         first block of each window; controlled (B, layers, blocks), landmarks that the context miss token controls;
-        positions (B, T), those of the tokens (None: 0…T−1); top_k, gated blocks that a query attends to (None: all).
+        positions (B, T), those of the tokens (None: 0…T−1).
         """
         if memory is None:
-            window = self._window(tokens, phase, controlled, positions, top_k)
+            window = self._window(tokens, phase, controlled, positions)
             attend, is_landmark = partial(self._attend_in_window, window), window.is_landmark
         else:
             attend, is_landmark = memory.attend, None
@@ -291,7 +288,6 @@ class Decoder(LanguageModel):
         phase: Tensor | None,
         controlled: Tensor | None,
         positions: Tensor | None,
-        top_k: int | None,
     ) -> WindowInputs:
         landmarks, keys, length = self.config.landmarks, self.keys, tokens.shape[1]
         like = self.embedding.weight[:, : self.config.head_dim]
@@ -300,15 +296,15 @@ class Decoder(LanguageModel):
             factors = rotary_factors(positions, self.config.head_dim, keys.rope_base, like.dtype)[:, None]
         is_landmark = self._landmarks(tokens, phase)
         if landmarks is None:
-            return WindowInputs(None, factors, is_landmark, None, controlled, top_k)
+            return WindowInputs(None, factors, is_landmark, None, controlled)
         if phase is not None:
-            computes = has_kernel(self.gate, Scoring(), top_k=top_k)
+            computes = has_kernel(self.gate, Scoring())
             phase = place_phase(phase, self.config.backend, like[:1], landmarks.block_size, computes)
         blocks = None
         if keys.landmark == "mean":
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
             blocks = WindowBlocks.of(first, length, landmarks.block_size, self.embedding.weight)
-        return WindowInputs(Window(landmarks.block_size, phase), factors, is_landmark, blocks, controlled, top_k)
+        return WindowInputs(Window(landmarks.block_size, phase), factors, is_landmark, blocks, controlled)
 
     def _landmarks(self, tokens: Tensor, phase: Tensor | None) -> Tensor | None:
         """Which of the tokens (B, T) are landmarks, (B or 1, T), bool. None: there are none, or no option asks."""
@@ -337,35 +333,24 @@ class Decoder(LanguageModel):
         """Attention of a layer over whole windows, (B, H, T, d), of rotated queries and keys; extensions replace it."""
         if window.layout is None:
             return causal_attention(q, k, v)
-        settings = {"extra": extra, "top_k": window.top_k, "backend": self.config.backend}
-        return landmark_attention(q, k, v, window.layout, gate=self.gate, **settings)[0]
+        return landmark_attention(q, k, v, window.layout, gate=self.gate, extra=extra, backend=self.config.backend)[0]
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window, and a landmark model
-        with `batch.local` so many tokens at a time, with a memory. The keys and values of earlier windows carry no
-        gradient, so backward can be called on each loss before the next is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window. The keys and values
+        of earlier windows carry no gradient, so backward can be called on each loss before the next is computed.
         """
-        if batch.local is not None:
-            memory = self.new_memory(k=batch.top_k)
-            assert isinstance(memory, Memory)
-            memory.has_gradient = True
-            yield from self.losses_of_chunks(batch, batch.local, memory)
-        elif self.config.recurrence is None:
-            settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
-            hidden = self.hidden(batch.tokens, batch.phase, **settings)
+        if self.config.recurrence is None:
+            hidden = self.hidden(batch.tokens, batch.phase, None, batch.controlled, batch.positions)
             yield self.loss(hidden, batch.targets, batch.weights)
-        else:
-            yield from self.losses_of_chunks(batch, self.config.recurrence.window, self.new_memory())
-
-    def losses_of_chunks(self, batch: WindowBatch, length: int, memory: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `window_losses`, of a batch that is read `length` tokens at a time with a memory, for all samples."""
+            return
+        memory, length = RecurrentMemory(self.config.recurrence.cache, keys=self.keys), self.config.recurrence.window
         for start in range(0, batch.tokens.shape[1], length):
-            chunk = slice(start, start + length)
-            weights = None if batch.weights is None else batch.weights[:, chunk]
-            hidden = self.read(batch.tokens[:, chunk], memory)
-            yield self.loss(hidden, batch.targets[:, chunk], weights)
+            window = slice(start, start + length)
+            weights = None if batch.weights is None else batch.weights[:, window]
+            hidden = self.hidden(batch.tokens[:, window], memory=memory)
+            yield self.loss(hidden, batch.targets[:, window], weights)
             memory.commit()
 
     def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ def train(
         device = trainer.strategy.root_device
         peak = peak_flops(torch.cuda.get_device_name(device) if device.type == "cuda" else "", settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
-        window = settings.local or model.config.window
+        window = model.config.window
         windows = math.ceil(settings.length / window) if window else 1
         module = LanguageModelTraining(model, settings, windows)
         if module.automatic_optimization:
@@ -127,6 +127,5 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
     shape = model.config
-    layout = shape.block_size, shape.window, shape.recurrence and shape.recurrence.cache
-    keys = training_keys(config, layout)
+    keys = training_keys(config, shape.window, shape.recurrence and shape.recurrence.cache)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)

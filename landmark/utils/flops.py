@@ -41,16 +41,9 @@ def keys_per_query(length: int, window: int | None = None, cache: int | None = N
     return total / length
 
 
-def training_keys(config: Any, shape: tuple[int | None, int | None, int | None]) -> float:
-    """Mean number of keys that a query attends to in a training. shape: block size ℓ; window and cache of a recurrent
-    model. A landmark model reads `train.local` tokens at a time with a memory, of which it retrieves `train.k` blocks.
-    """
-    block_size, window, cache = shape
-    train = config.train
-    if train.local is not None and train.k is not None and block_size is not None:
-        window, cache = train.local, round(sum(train.k) / len(train.k) * block_size)
-    usual = partial(keys_per_query, window=window, cache=cache)
-    return hook(config, "keys_per_query", usual)(train.length)
+def training_keys(config: Any, window: int | None, cache: int | None) -> float:
+    """Mean number of keys that a query attends to in a training. window, cache: of a recurrent model."""
+    return hook(config, "keys_per_query", partial(keys_per_query, window=window, cache=cache))(config.train.length)
 
 
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:

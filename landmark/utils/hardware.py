@@ -44,10 +44,10 @@ def cores() -> int:
 
 
 def _seconds_of_others() -> float:
-    """Processor seconds that other programs have had on the cores of this one, since the machine started; 0 less this
-    program's where the system, as all but Linux, does not say.
+    """Processor seconds that other programs have had on the cores of this one, since the machine started; 0 less those
+    of this program, and of processes that it started and that ended, where the system, as all but Linux, does not say.
     """
-    ticks, own = 0, time.process_time()
+    ticks, own = 0, sum(os.times()[:4])
     with contextlib.suppress(OSError, ValueError, AttributeError):
         names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         for name, *times in (line.split() for line in Path("/proc/stat").read_text().splitlines()):
@@ -60,10 +60,12 @@ def _seconds_of_others() -> float:
 _started = time.monotonic(), _seconds_of_others()
 
 
-def leave_busy_cores() -> str | None:
+def leave_busy_cores(advise: bool = False) -> str | None:
     """Let torch compute on as many cores as others have left free since this program started, and return a line about
     it; None: all are free, or `OMP_NUM_THREADS` says how many. Threads that share a core with another program wait for
-    each other: with one of two cores busy, two threads read a book six times slower than one.
+    each other: with one of two cores busy, two threads read a book, or train, six times slower than one.
+
+    advise: leave torch as it is, because the number of threads decides the last bits of a result.
     """
     torch, passed = sys.modules["torch"], time.monotonic() - _started[0]
     if "OMP_NUM_THREADS" in os.environ or passed < 1:
@@ -71,8 +73,11 @@ def leave_busy_cores() -> str | None:
     busy = (_seconds_of_others() - _started[1]) / passed
     if (free := max(1, cores() - round(busy))) >= torch.get_num_threads():
         return None
+    said = f"other programs keep {busy:.1f} of {cores()} cores busy:"
+    if advise:
+        return f"{said} trainer.threads={free} may be several times as fast"
     torch.set_num_threads(free)
-    return f"other programs keep {busy:.1f} of {cores()} cores busy: reading with trainer.threads={free}"
+    return f"{said} reading with trainer.threads={free}"
 
 
 def count_gpus() -> int:

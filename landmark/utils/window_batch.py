@@ -21,10 +21,8 @@ class WindowBatch:
 
     phase: (B,) int64, tokens missing from the first blocks. None without landmarks. weights: (B, T) float32, of the
     targets' loss, mean one. None: all one. controlled: (B, layers, blocks) bool, landmarks that the context miss token
-    controls. positions: (B, T) int64. None: 0…T−1. top_k: earlier blocks that a query attends to. None: all. local:
-    tokens, without landmarks, read at a time with a memory, of which a query retrieves `top_k`. None: the window is
-    read at once. batch_targets: of the device's whole batch, of which these windows are a part. None: they are all of
-    it.
+    controls. positions: (B, T) int64. None: 0…T−1. batch_targets: of the device's whole batch, of which these windows
+    are a part. None: they are all of it.
     """
 
     tokens: Tensor
@@ -33,8 +31,6 @@ class WindowBatch:
     weights: Tensor | None = None
     controlled: Tensor | None = None
     positions: Tensor | None = None
-    top_k: int | None = None
-    local: int | None = None
     batch_targets: int | None = None
 
     def __len__(self) -> int:

@@ -115,7 +115,7 @@ def test_deterministic_algorithms_take_the_pair_of_kernels(monkeypatch):
         ("triton", {}),
         ("triton", {"lengths": [12, 18], "phase": None}),
         ("blockwise", {"dtype": torch.bfloat16}),
-        ("blockwise", {"extra": "sinks", "lengths": [11, 0, 19], "top_k": 2}),
+        ("blockwise", {"extra": "sinks", "lengths": [11, 0, 19]}),
     ],
 )
 def test_attention_can_be_compiled_and_checkpointed(backend, case):

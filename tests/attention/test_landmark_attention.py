@@ -21,7 +21,7 @@ from tests import oracle
 from tests.pairs import all_pairs, name_of
 
 CASE = {"block_size": 6, "queries": 40, "prefix": 9, "lengths": None, "heads": (2, 1), "dim": 4, "alpha": 0.0}
-CASE |= {"phase": "on a landmark", "extra": None, "scoring": (None, None), "top_k": None}
+CASE |= {"phase": "on a landmark", "extra": None, "scoring": (None, None)}
 
 
 def leaves_of(case, dtype=torch.float64, compute=None):
@@ -53,7 +53,7 @@ def arguments(case, leaves):
     elif extra is not None:
         drawn = torch.rand(samples, most_blocks(length, block_size), generator=torch.Generator().manual_seed(1))
         extra = ContextMiss(leaves["extra"], drawn < 0.5 if extra == "controlled" else None)
-    options = {"gate": Grouped(case["alpha"]), "scoring": Scoring(*case["scoring"]), "top_k": case["top_k"]}
+    options = {"gate": Grouped(case["alpha"]), "scoring": Scoring(*case["scoring"])}
     return {"layout": layout, "extra": extra, **options}
 
 
@@ -80,7 +80,6 @@ CASES = all_pairs(
         "alpha": [0.0, 0.4, 1.0],
         "extra": [None, "free", "controlled", "sinks"],
         "scoring": [(None, None), (0.3, None), (None, 1.5)],
-        "top_k": [None, 1, 2],
     },
     lambda case: case["lengths"] is None or not case["prefix"],
 )
@@ -96,7 +95,7 @@ def test_plain_loops_and_gradients(case, new_memory_is_nan):
     ends = [] if case["lengths"] is None else given["layout"].cu_seqlens.tolist()
     samples = [(0, slice(*rows)) for rows in itertools.pairwise(ends)] or [(0, slice(None)), (1, slice(None))]
     for (number, (b, rows)), h in itertools.product(enumerate(samples), range(q.shape[1])):
-        own = {"score": score, "top_k": case["top_k"], "alpha": case["alpha"]}
+        own = {"score": score, "alpha": case["alpha"]}
         if isinstance(extra, Sinks):
             own["extra"] = [extra.scores[h].item()] * len(q[b, h])
         elif extra is not None:
@@ -203,8 +202,6 @@ def test_sinks_merge_into_a_softmax_that_is_computed_already():
         ({"layout": Window(5, torch.tensor([0, 6]))}, "must lie in 0…block_size"),
         ({"layout": Window(5, None, 1)}, "must have shape"),
         ({"extra": ContextMiss(torch.zeros(1, 4), torch.zeros(2, 2, dtype=torch.bool))}, "3 or more"),
-        ({"top_k": 0}, "top_k=0: must be at least 1"),
-        ({"top_k": 1, "backend": "triton"}, "backend='triton'"),
         ({"q": torch.zeros(2, 3, 9, 4), "k": torch.zeros(2, 2, 9, 4), "v": torch.zeros(2, 2, 9, 4)}, "do not divide"),
         ({"q": torch.zeros(2, 1, 9, 4).double(), "backend": "triton"}, "q must be of type torch.float32"),
         ({"scoring": Scoring(0.0), "backend": "triton"}, "backend=triton: scale must be positive, got 0"),

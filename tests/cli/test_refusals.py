@@ -62,7 +62,7 @@ name=${oc.env:SECRET} → Unsupported interpolation type oc.env
 'data.path='"'"'\\\\${oc.env:SECRET}'"'"'' → Unsupported interpolation type oc.env
 SLURM hydra.launcher.comment=${oc.env:SECRET} → Unsupported interpolation type
 "+rows.a='hydra.searchpath=[pkg://proof]'" → hydra.searchpath=[pkg://proof]: settings of Hydra are for its command
-train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
+data.repeats=${seed} → data.repeats=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
@@ -70,25 +70,21 @@ start_run={a:1} → start_run: is filled in, name the row to start from by start
 plan → plan: is no setting, write task=plan
 hello → hello: is no setting, write KEY=VALUE
 rows=x → rows=x: must be a mapping, as {name: value}
-k=3 → k: there is no such setting; did you mean train.k or retrieval.k?
+k=3 → k: there is no such setting; did you mean retrieval.k?
 "name='ESC[2J'" → name=\x1b[2J: must be of letters
 eval.local=513 → eval.local=513 is longer than eval.length=512
 size=nano eval.length=8192 → raise eval.span to at least 8192
 eval.task=copy eval.length=511 → eval.length=511: must be a multiple of 2, at least 4: eval.task=copy
-train.k=[] → train.k=[]: must have one number or more, at least 1
-train.k=[4] train.local=512 train.length=512 → train.local=512: must be less than train.length=512
+data.repeats=[] → data.repeats=[]: must have one number or more, at least 0 and at most 1
 train.length=50 → model.block_size=50: a window of train.length=50 has no room for a block and its landmark
 model=transformer data.repeats=[0.5] train.length=14 → train.length=14 has no room for a repeat, raise it
 seeds=[1,1] → must be a list of different seeds
 data.repeats=[nan] → data.repeats=nan: must be a finite number
-train.k=[4,999] → train.k=[4, 999]: a query of train.length=512 has at most 11 to choose
 train.start_lr=5 train.max_lr=1 → train.start_lr=5.0: is above train.max_lr=1.0, the highest of a training
 train.max_lr=1e-4 → train.final_lr=0.0004: is above train.max_lr=0.0001
 model=pretrained model.name=x tokenizer=bytes → tokenizer=bytes: x knows the ids of its own alone, leave it
 size=nano train.micro_batch=100 → train.micro_batch has no effect here: it is for a larger train.batch_size
 data.needles=4 → data.needles has no effect here: it is for data=passkey or eval.task=passkey
-model=transformer train.k=[4] → train.k=[4]: is for model=landmark
-train.local=250 → train.local=250: is for train.k, numbers of blocks like [4]
 model=transformer_xl trainer=fsdp → trainer.strategy=fsdp: is for whole windows
 cmt.cutoff=0.3 → cmt.cutoff=0.3: is for cmt=on
 cmt=on model=transformer → cmt has no effect on model=transformer: it is for model=landmark
@@ -144,7 +140,7 @@ seeds=[3,4] seed=5 → seed: set on the command line, but seeds is set too
 
 # Values out of the range or the choices of one setting, which the line names with what it must be.
 OUT_OF_RANGE = """
-train.weight_decay=-1 seeds=[0,-1] train.steps=0 train.k=[4,0]
+train.weight_decay=-1 seeds=[0,-1] train.steps=0
 data.passkeys=1.5 data.repeats=[0.5,1.1] model.block_size=0 model.alpha=1.5 trainer.strategy=zzz eval.split=train
 eval.task=qa train.precision=8 logger.service=loud model.landmark_key=pooled model.backend=magic trainer.devices=-1
 train.final_lr=inf

@@ -19,7 +19,6 @@ BASES = """
 model=landmark
 model=transformer
 model=transformer_xl
-model=landmark train.k=[4]
 model=landmark cmt=on
 data=passkey model=landmark eval.length=300
 model=landmark eval.task=copy eval.length=300
@@ -40,7 +39,7 @@ generate start_run
 # Of trainings: a command may have rows of models that are trained and of others.
 OF_TRAININGS = "train. trainer. data.repeats data.tasks data.passkeys model.lora_rank"
 OF_PASS_KEYS = ("data.needles",)  # of which a corpus has a hash too
-ALWAYS = {"model.kind": ["landmark", "transformer", "transformer_xl"], "data.configs": ["[x]"], "train.k": ["[2]"]}
+ALWAYS = {"model.kind": ["landmark", "transformer", "transformer_xl"], "data.configs": ["[x]"]}
 _CHOICES = {item.metadata["key"]: item.metadata.get("choices", ()) for item in fields(MemorySettings)}
 _composer = Composer(compose_conf)
 

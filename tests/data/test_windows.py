@@ -147,9 +147,9 @@ def test_random_numbers_differ_by_purpose_layer_and_window_and_are_the_same_for_
     assert len({number for stream in streams for number in stream}) == 200
 
 
-def datamodule(kind="landmark", rank=0, devices=1, cmt=True, p_jump=5, k=None, repeats=None) -> WindowDataModule:
+def datamodule(kind="landmark", rank=0, devices=1, cmt=True, p_jump=5, repeats=None) -> WindowDataModule:
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
-    train = TrainConfig(steps=40, batch_size=6, length=30, validate_batches=3, precision="32-true", k=k)
+    train = TrainConfig(steps=40, batch_size=6, length=30, validate_batches=3, precision="32-true")
     model = ModelConfig(kind=kind, block_size=7, num_layers=2)
     positions, cmt_config = PositionsConfig(p_jump=p_jump), CmtConfig(enabled=cmt and kind == "landmark")
     data = DataConfig(name="x", cache="", repeats=repeats)
@@ -173,30 +173,26 @@ kinds = pytest.mark.parametrize("kind", ["transformer", "landmark", "transformer
 
 @kinds
 def test_devices_and_a_resumed_training_have_the_same_windows(kind):
-    settings = {"k": [1, 2, 4] if kind == "landmark" else None, "repeats": [1.0, 0.3]}
+    settings = {"repeats": [1.0, 0.3]}
     whole = batches(datamodule(kind, **settings), 12)
     shares = [batches(datamodule(kind, rank, 3, **settings), 12) for rank in range(3)]
     for batch, *parts in zip(whole, *shares, strict=True):
         for name in ("tokens", "targets", *(("phase", "controlled", "positions") if kind == "landmark" else ())):
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)), name
-        assert {part.top_k for part in parts} == {batch.top_k}
     assert torch.equal(whole[3].tokens, datamodule(kind, **settings).training.batch(3).tokens)
     resumed = batches(datamodule(kind, **settings), 5, start=7)
     assert torch.equal(tokens_of(resumed), tokens_of(whole[7:]))
-    assert [batch.top_k for batch in resumed] == [batch.top_k for batch in whole[7:]]
     with pytest.raises(UserError, match="cannot be shared evenly by 4 devices"):
         batches(datamodule(kind, 0, 4), 1)
 
 
 @kinds
-def test_validation_is_fixed_and_shared_and_has_no_repeats_no_jumps_and_all_blocks(kind):
+def test_validation_is_fixed_and_shared_and_has_no_repeats_and_no_jumps(kind):
     found = list(datamodule(kind).val_dataloader())
     assert [len(batch.tokens) for batch in found] == [6, 6, 6]
-    changed = {"repeats": [1.0], "k": [1] if kind == "landmark" else None}
-    assert torch.equal(tokens_of(datamodule(kind, **changed).val_dataloader()), tokens_of(found))
+    assert torch.equal(tokens_of(datamodule(kind, repeats=[1.0]).val_dataloader()), tokens_of(found))
     shares = [list(datamodule(kind, rank, 2).val_dataloader()) for rank in range(2)]
     assert all(torch.equal(torch.cat([a.tokens, b.tokens]), c.tokens) for a, b, c in zip(*shares, found, strict=True))
-    assert {batch.top_k for batch in datamodule(kind, **changed).val_dataloader()} == {None}
     assert {batch.positions for batch in found} == {None}
     drawn = {None if batch.controlled is None else tuple(batch.controlled.shape[:2]) for batch in found}
     assert drawn == {(6, 2) if kind == "landmark" else None}
@@ -207,14 +203,12 @@ def test_a_batch_has_what_its_model_needs_and_so_has_a_part_of_it():
     assert LANDMARK not in plain.tokens
     assert (plain.phase, plain.controlled, plain.positions) == (None, None, None)
     assert bare.phase is not None
-    assert (bare.controlled, bare.positions, bare.top_k) == (None, None, None)
+    assert (bare.controlled, bare.positions) == (None, None)
     (whole,) = batches(datamodule(), 1)
     part = replace(whole, weights=torch.ones(6, 30)).rows(slice(1, 3)).to("cpu")
     for name in ("tokens", "controlled", "positions"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[1:3])
     assert part.weights.shape == (2, 30)
-    found = [batch.top_k for batch in batches(datamodule(k=[1, 2, 4]), 60)]
-    assert all(10 < found.count(k) < 30 for k in (1, 2, 4))
 
 
 # ---- repeats: which stretches are copied, how long and how often, and the windows that have them

@@ -14,7 +14,6 @@ RECIPE = {  # of the recipe
     ("quickstart", "twice_last_blocks", "nano"): ("213ce15ae4", "f0077dc14a"),
     ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
     ("masked_lm", "landmark-k4_500", "nano"): ("a30eea7e31", "faf25ca7bb"),
-    ("training_with_memory", "memory-recent_4096", "nano"): ("8a2c956779", "7c78412c50"),
     ("window_or_retrieval", "half50_4096", "nano"): ("67e0b31454", "2d5eaed9fa"),
 }
 PAPERS = {  # of the sizes and experiments as they were when these identities were frozen

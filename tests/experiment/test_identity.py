@@ -25,7 +25,7 @@ OTHER_RUNS = {
         train.max_lr=1e-3 train.start_lr=1e-3 train.final_lr=1e-3 train.warmup=0.5 train.weight_decay=0.5
         train.precision=32-true cmt=on positions=jumps positions=jumps+positions.p_jump=9 model.architecture=mine
         model.key_offset=0.5 model.masked=true model.rotary_fraction=0.5 model.landmark_key=mean
-        model.landmark_bias=true model.qk_norm=true train.muon_lr=1e-2 model.initialisation=fan_in train.k=[2,4]
+        model.landmark_bias=true model.qk_norm=true train.muon_lr=1e-2 model.initialisation=fan_in
         model.induction_heads=1 model.alpha=0.5 data.repeats=[0] data.repeats=[0.5]
         data.repeats=[1,0.5] data.repeats=[0.5,1] data.tasks=0.5 data.tasks=0.1 data.passkeys=0.5 data.passkeys=0.1""",
     NAMED: "model.block_size=51 model.lora_rank=4 train.steps=7 seed=1",

@@ -149,7 +149,7 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
         for start, skipped in [*((span + 60 * n, 0) for n in range(4)), (span + 196, 44)]:
             tokens = torch.from_numpy(ids[start : start + 60].astype(np.int64))[None]
             shown, hidden = masks.mask_text(tokens, [start])
-            logits = model(shown, **({"top_k": k} if kind == "landmark" else {}))[0]
+            logits = model(shown)[0]
             for place in hidden[0].nonzero()[:, 0].tolist():
                 if place >= skipped:
                     losses.append(torch.nn.functional.cross_entropy(logits[place], tokens[0, place]).item())
@@ -166,7 +166,6 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
         ("model", {"kind": "transformer_xl"}, "model.masked=true: model=transformer_xl"),
         ("model", {"backend": "triton"}, "model.masked=true: .*model.backend=triton"),
         ("data", {"name": "passkey"}, "model.masked=true: .*data=passkey"),
-        ("train", {"local": 20, "k": [2]}, "train.local"),
         ("retrieval", {"scorer": "recent"}, "retrieval.scorer"),
         ("retrieval", {"k": 0}, "retrieval.k=0: must be at least 1"),
         ("eval", {"task": "copy"}, "eval.task"),

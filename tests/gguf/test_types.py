@@ -46,7 +46,7 @@ def test_weights_are_those_of_the_package_gguf(matrix):
 
 
 @packs
-@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("rows", [0, 1, 3, 100])
 def test_a_product_is_as_exact_as_that_of_the_weights_in_bfloat16(matrix, rows, monkeypatch):
     """Few rows are multiplied with packed integers, many with expanded weights, in parts here."""
     stored, weights = matrix
@@ -59,7 +59,7 @@ def test_a_product_is_as_exact_as_that_of_the_weights_in_bfloat16(matrix, rows, 
     exact = F.linear(x.double(), weights[order].double(), bias.double())
     plain = F.linear(x, weights[order].bfloat16()) + bias
     assert found.shape == exact.shape
-    assert error(found, exact) < 2 * error(plain, exact) < 0.02
+    assert not rows or error(found, exact) < 2 * error(plain, exact) < 0.02
 
 
 @packs

@@ -90,6 +90,9 @@ def test_torch_leaves_the_cores_that_others_keep_busy(others, threads, monkeypat
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     taken = []
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    advice = hardware.leave_busy_cores(advise=True)
+    assert not taken
+    assert (advice is None) == (threads == 4)
     said = hardware.leave_busy_cores()
     expected = threads
     assert taken == ([expected] if expected < 4 else [])

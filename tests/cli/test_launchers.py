@@ -117,15 +117,14 @@ def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     assert {file.name for file in folder.glob("*_result.pkl")} == {"7_0_result.pkl", "7_1_result.pkl"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_of_joblib_end_with_the_command(tmp_path, number):
+def test_workers_of_joblib_end_with_the_command(tmp_path):
     long = ["train.steps=100000", "train.log_every=1", "train.validate_every=100000", "task=train"]
     arguments = ["-m", *TINY, f"output={tmp_path}", *long, "seed=1,2", "hydra/launcher=joblib"]
     command = subprocess.Popen([sys.executable, "run.py", *arguments], cwd=ROOT, stdout=-1, stderr=-1, text=True)
     wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
     workers = [each for each in children(command.pid) if "loky" in Path(f"/proc/{each}/cmdline").read_text()]
     assert len(workers) >= 2
-    command.send_signal(number)
+    command.send_signal(signal.SIGKILL)
     _, printed = command.communicate(timeout=60)
     assert "Traceback" not in printed
     wait_for(lambda: not any(os.path.exists(f"/proc/{each}") for each in workers))

@@ -29,7 +29,6 @@ LOST = "error: the connection with another process was lost ("
     ("case", "codes", "said"),
     [
         ("1 stops", [2, None, 2], [f"{LOST}[Rank 0]: Ranks 1 failed to pass", None, LOST]),
-        ("0 stops", [None, 2, 2], [None, LOST, LOST]),
         ("1 is absent", [2, 3, 2], [LOST, None, LOST]),
         ("1 is killed", [2, -signal.SIGKILL, 2], [LOST, None, LOST]),
         ("0 refuses", [2, 2, 2], ["error: train.steps=-1: must be at least 1", "", ""]),

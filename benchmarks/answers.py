@@ -28,15 +28,16 @@ from benchmarks.sources import QUESTIONS, Book
 from benchmarks.wrapped import bytes_kept, bytes_of
 from landmark.answering.answering import Answering
 from landmark.answering.sampling import Sampling
-from landmark.answering.sources import words
+from landmark.answering.sources import NULL, Source, sources, text_of_sources, words
+from landmark.documents import Document
 from landmark.evaluation.rows import score_interval
 from landmark.huggingface import load
 from landmark.utils.files import write_atomic
 
 ALL = {"dense": 1 << 20}
-SEARCH = ("bm25_1", "bm25_4", "bm25_8")  # have no cloze: a search would be made for each place
+SEARCH = ("bm25_1", "bm25_4", "sources_3", "sources_6")  # have no cloze: a search would be made for each place
 WAYS: dict[str, dict[str, int]] = {  # settings of the memory
-    **{"blocks_128": {"k": 128}, "blocks_256": {"k": 256}, "all_keys": ALL, "last_tokens": ALL},
+    **{"blocks_128": {"k": 128}, "all_keys": ALL, "last_tokens": ALL},
     **dict.fromkeys((*SEARCH, "no_text"), ALL),
 }
 LAST, PASSAGE, ANSWER = 4096, 512, 32  # tokens
@@ -50,7 +51,7 @@ class Asked:
     def __init__(self, answering: Answering, text: str, questions: dict[int, Any], tokens: int, folder: Path):
         self.answering, self.chats, self.folder = answering, answering.chats, folder
         book = Book(answering, text, questions, tokens, folder)
-        self.ids, self._known, self._settings = book.ids, None, None
+        self.ids, self._known, self._settings, self._whole = book.ids, None, None, None
         self.items = {str(number): each["question"] for number, each in questions.items()}
         self.names, self.places = cloze(self.chats, text, book.text, random.Random(folder.name))
         self.items |= {f"cloze {number}": before for number, (before, _) in enumerate(self.places)}
@@ -59,12 +60,21 @@ class Asked:
         """Ids of what is read before a question or a place."""
         count = len(self.chats.beginning)
         beginning, ids = self.ids[:count], self.ids[count:]
+        if way.startswith("sources"):
+            return self.chats.text_ids(text_of_sources(self.passages(item, int(way.removeprefix("sources_")))))
         if not way.startswith("bm25"):
             return {"no_text": beginning, "last_tokens": [*beginning, *ids[-LAST:]]}.get(way, self.ids)
         parts = [ids[at : at + PASSAGE] for at in range(0, len(ids), PASSAGE)]
         scores = words([self.chats.decode(each) for each in parts], self.items[item])
         best = (-scores).argsort(kind="stable")[: int(way.removeprefix("bm25_"))]
         return [*beginning, *(token for at in best for token in parts[at])]
+
+    def passages(self, item: str, most: int) -> list[Source]:
+        """Those behind the answer to a question, found in a memory of the whole text."""
+        self._whole = whole = self._whole or self.memory("blocks_128", self.ids)
+        asked, null = (self.chats.ids([{"role": "user", "content": each}], False) for each in (self.items[item], NULL))
+        text = Document("book", self.chats.decode(self.ids))
+        return sources(self.answering, whole, [(0, text)], self.ids, asked, null, most)
 
     def memory(self, way: str, read: list[int]) -> Any:
         """A memory that has read these ids. The last one is kept: it goes on where the ids begin as its own."""
@@ -120,7 +130,7 @@ class Asked:
                 self.said(read, item, kept)
             else:
                 self.said(read, item, self.memory(way, read))
-                kept = self._known
+                kept = self._whole or self._known
             seconds.append(time.perf_counter() - started)
         size = bytes_of(kept) if isinstance(kept, DynamicCache) else bytes_kept(kept)
         return f"| {way} | {seconds[0]:.1f} | {seconds[1]:.1f} | {size / 1e6:.0f} |"
@@ -201,7 +211,7 @@ def main() -> None:
 
     if given.time:
         print("| way | first question, s | a further one, s | keys and values, MB |\n|---|---|---|---|")
-        for way in ["own_cache", *(each for each in given.ways if WAYS[each] != ALL or "bm25" in each)]:
+        for way in ["own_cache", *(each for each in given.ways if WAYS[each] != ALL or each in SEARCH)]:
             print(asked(given.time).timed(way), flush=True)
         return
     search = [way for way in given.ways if way in SEARCH]

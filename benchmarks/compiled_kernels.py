@@ -59,11 +59,8 @@ class Compiled:
 def compiled(kernel: Any, options: dict[str, Any], arch: int, dtype: torch.dtype) -> Compiled:
     """Compile a Triton kernel.
 
-    Args:
-        kernel: a function of Triton.
-        options: its compile-time constants, and Triton's num_warps and num_stages.
-        arch: compute capability, 10 · major + minor version.
-        dtype: of queries, keys and values.
+    kernel: a function of Triton. options: its compile-time constants, and Triton's num_warps and num_stages. arch:
+    compute capability, 10 · major + minor version. dtype: of queries, keys and values.
     """
     compiler = {name: options[name] for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}

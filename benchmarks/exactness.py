@@ -23,11 +23,7 @@ def check_float64(name: str, outputs: Sequence[Tensor], expected: Sequence[Tenso
 def check_float32(name: str, outputs: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
     """Raise Inexact if the error of float32 outputs is more than FLOAT32_FACTOR times that of plain PyTorch.
 
-    Args:
-        name: for the message.
-        outputs: float32, of the competitor.
-        plain: float32, of plain PyTorch.
-        exact: float64.
+    name: for the message. outputs: float32, of the competitor. plain: float32, of plain PyTorch. exact: float64.
     """
     for i, (output, other, truth) in enumerate(zip(outputs, plain, exact, strict=True)):
         error, allowed = relative_error(output, truth), FLOAT32_FACTOR * relative_error(other, truth)

@@ -115,12 +115,8 @@ def run(options: Options, say: Say) -> Report:
 def rows(size: Scale, what: str, values: ByContext, unit: str, factor: float) -> list[Row]:
     """A row for each competitor and context, compared with its first context. Targets are for the last context.
 
-    Args:
-        size: what was measured.
-        what: TIME or KEPT.
-        values: by competitor and context, one for each round.
-        unit: of the rows.
-        factor: from the values to this unit.
+    size: what was measured. what: TIME or KEPT. values: by competitor and context, one for each round. unit: of the
+    rows. factor: from the values to this unit.
     """
     first, last = size.contexts[0], size.contexts[-1]
     return [

@@ -44,13 +44,8 @@ LOCAL = 512  # tokens that both read at a time
 def run(folder: str, lengths: Sequence[int], dtype: str, count: int, rounds: int, say: Say) -> Iterator[Row]:
     """The rows, one after the other.
 
-    Args:
-        folder: of the model.
-        lengths: tokens of the texts.
-        dtype: of the weights.
-        count: tokens generated in a round, after the text.
-        rounds: measurements of each.
-        say: shows the progress.
+    folder: of the model. lengths: tokens of the texts. dtype: of the weights. count: tokens generated in a round, after
+    the text. rounds: measurements of each. say: shows the progress.
     """
     model, tokenizer = opened(folder, dtype)
     ids = text(tokenizer, max(lengths) + count, model.device)

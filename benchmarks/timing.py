@@ -40,13 +40,8 @@ def interleave(
 ) -> dict[Name, list[float]]:
     """Time functions in turn.
 
-    Args:
-        functions: by name.
-        rounds: measurements of each function.
-        warmup: rounds before these, which do not count.
-        clock: returns seconds.
-
-    Returns the seconds of each function in each round.
+    functions: by name. rounds: measurements of each function. warmup: rounds before these, which do not count. clock:
+    returns seconds. Returns the seconds of each function in each round.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in functions}
     for turn in range(warmup + rounds):

@@ -98,6 +98,12 @@ def sources(
     return sorted((each for each in found if each.text), key=lambda each: -each.share)
 
 
+def text_of_sources(found: Sequence[Source]) -> str:
+    """What a model reads that answers from these passages alone: they come in the order of their texts."""
+    ordered = sorted(found, key=lambda each: (each.document, each.start))
+    return "".join(f"{each.text}\n\n" for each in ordered)
+
+
 def differing(ids: Sequence[int], other: Sequence[int]) -> range:
     """The places of the ids between the beginning and the end that both have."""
     same = next((at for at, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))

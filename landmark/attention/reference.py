@@ -31,8 +31,8 @@ def landmark_attention_weights(
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
     scores: (B, H, T, S), scaled. top_k: of the other blocks, a query sees those with the best landmarks; None: all.
-    Rows of weights sum to one, with two exceptions: a row that loses the weight of the
-    place without a value, and the row of the landmark of a first block without tokens (weights 0, log-sum-exp −∞).
+    Rows of weights sum to one, with two exceptions: a row that loses the weight of the place without a value, and the
+    row of the landmark of a first block without tokens (weights 0, log-sum-exp −∞).
     """
     queries, keys = scores.shape[-2:]
     prefix, phase = inputs.prefix, inputs.phase.to(scores.device)

@@ -42,8 +42,7 @@ class Grouped:
     w_ij ∝ exp(s_i,lm(b) − (1 − α) L_ib + s_ij).
 
     alpha: α from 0, the paper's gate, to 1, where all tokens share one softmax and the score of a landmark is a bias of
-    its block. The best blocks are those with the best landmarks, whatever α is. Raises ValueError
-    for another number.
+    its block. The best blocks are those with the best landmarks, whatever α is. Raises ValueError for another number.
     """
 
     alpha: float = 0.0

@@ -244,39 +244,54 @@ class Conversation:
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
         from landmark.answering.answering import Gone
+        from landmark.answering.sources import text_of_sources
 
         answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
-        ids = [*self._before, *answering.chats.ids(messages, not self._before, settings=self._settings.template)]
+        found, before = list["Source"](), self._before
+        with _interruptible() as gone, suppress(Gone):
+            if self._settings.from_sources and before:
+                found = self._sources(messages, self._settings.sources, gone)
+            if found:  # it is made from them alone
+                before = answering.chats.text_ids(text_of_sources(found))
+        if gone.is_set():
+            print("[stopped]", file=sys.stderr)
+            return
+        ids = [*before, *answering.chats.ids(messages, not before, settings=self._settings.template)]
         answer = answering.new_answer(ids, True, self._stop)
-        with _interruptible() as gone, answering.prefixes.using(ids) as self._cache:
+        with _interruptible() as gone, answering.prefixes.using(ids) as cache:
+            self._cache = self._cache if found else cache
             try:
-                for delta in answering.answer(
-                    ids, self._cache, answer, self._sampling, max(1, self._settings.tokens), gone
-                ):
+                for delta in answering.answer(ids, cache, answer, self._sampling, max(1, self._settings.tokens), gone):
                     print(delta.reasoning, end="", file=sys.stderr, flush=True)
                     print(delta.text, end="", flush=True)
             except Gone:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if self._settings.sources:
+        if found:
+            _print_sources(found)
+        elif self._settings.sources:
             self.print_sources(self._settings.sources)
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
         from landmark.answering.answering import Gone
+
+        check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
+        if not self._messages or not self._before:
+            raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
+        with _interruptible() as gone, suppress(Gone):
+            _print_sources(self._sources(self._messages[:-1], most, gone))
+
+    def _sources(self, messages: list[dict[str, str]], most: int, gone: threading.Event) -> "list[Source]":
+        """The passages behind the answer to these messages. Raises Gone."""
         from landmark.answering.sources import NULL, sources
 
         chats, before = self._answering.chats, self._before
-        check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
-        if not self._messages or not before:
-            raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
-        *earlier, asked, _ = self._messages
-        both = ([*earlier, each] for each in (asked, {**asked, "content": NULL}))
+        both = ([*messages[:-1], each] for each in (messages[-1], {**messages[-1], "content": NULL}))
         ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
         documents = documents_read(chats.decode, before, self._given, self._loaded, self._starts)
-        with _interruptible() as gone, suppress(Gone):
-            _print_sources(sources(self._answering, self._cache, documents, before, ids, null, most, gone))
+        return sources(self._answering, self._cache, documents, before, ids, null, most, gone)
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

@@ -234,6 +234,7 @@ class GenerateConfig:
     repetition_penalty: float | None = setting(None, least=0.01, most=100)
     stop: list[str] = field(default_factory=list)  # texts that end it, as end of text does
     sources: int = setting(0, least=0, most=MOST_SOURCES)  # passages behind the answer that are shown; 0: none
+    from_sources: bool = False  # find these passages before the answer, which is made from them alone
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
 

@@ -70,6 +70,8 @@ def generate_text(
         if config.memory.save is not None:
             memory.save(config.memory.save, beside_memory(config.prompt_file, next(iter(config.memory.loaded), None)))
     ids = [token for part in parts for token in part]
+    if config.generate.from_sources:
+        statistics.sources = _pretrained(reader).read_sources(ids)
     if parts and config.generate.tokens:
         answer = reader.new_answer(ids)
         for delta in reader.answer(ids, answer):
@@ -80,10 +82,15 @@ def generate_text(
         reader.read(ids)
     if not statistics.tokens_generated:
         statistics.seconds_reading = time.perf_counter() - statistics.started
-    if config.generate.sources:
-        assert isinstance(reader, _Pretrained)  # a configuration with another model is refused
-        statistics.sources = reader.sources(ids)
+    if config.generate.sources and not config.generate.from_sources:
+        statistics.sources = _pretrained(reader).sources(ids)
     statistics.memory = getattr(memory, "stats", {})
+
+
+def _pretrained(reader: _Own | _Pretrained) -> _Pretrained:
+    """The reader, which finds sources: a configuration with another one is refused."""
+    assert isinstance(reader, _Pretrained)
+    return reader
 
 
 def _memory(model: LanguageModel, config: Config) -> Any:
@@ -189,6 +196,16 @@ class _Pretrained:
         documents = documents_read(self._answering.chats.decode, read, *about)
         given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources
         return sources(self._answering, self._memory, *given)
+
+    def read_sources(self, ids: list[int]) -> list[Source]:
+        """The passages for the answer to these ids. It is made from them alone, if there are some: another memory will
+        read them in place of the text.
+        """
+        from landmark.answering.sources import text_of_sources
+
+        if found := self.sources(ids):
+            self._memory, self._read = self._memory.empty(), self._answering.chats.text_ids(text_of_sources(found))
+        return found
 
 
 def sampling_of(config: Config, model: Any = None) -> Sampling:

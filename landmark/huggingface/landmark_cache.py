@@ -345,29 +345,30 @@ class LandmarkCache(Cache):
         has the last tokens of both. Raises UserError for a memory that cannot follow; then nothing has changed.
         """
         model = cast(PreTrainedModel, self._model())
-        if not isinstance(self.memory, BlockCache) or not isinstance(other.memory, BlockCache):
+        memory, behind = cast(BlockCache, self.memory), cast(BlockCache, other.memory)
+        if not memory.is_rotated or not behind.is_rotated:  # it has landmarks
             raise UserError("several memories: only texts that are read without landmarks can be asked together")
         turned = {number: sliding_frequencies(model, number) for number in self._numbers_of_others}
         if other.groups or other.torn or other.batch_size != 1 or self.batch_size > 1:
             raise UserError("several memories: each must have read one text, to its end")
-        if self.ids.shape[1] > self.memory.tokens_read:
+        if self.ids.shape[1] > memory.tokens_read:
             raise UserError("several memories: the end of one must be read again (settle) before another text follows")
         if not other.fits(model, weights_state(model)):
             raise UserError("several memories: they are of different models, or the weights have changed: read again")
-        types = {x.keys.dtype for each in (self, other) for x in cast(BlockCache, each.memory).layers.values()}
+        types = {x.keys.dtype for each in (memory, behind) for x in each.layers.values()}
         if len(types) > 1:
             raise UserError(
                 f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})"
             )
-        (at, settled), start, windows = other._settled, self.memory.position, self._others
+        (at, settled), start, windows = other._settled, memory.position, self._others
         moved, settled = (
             {n: _following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
             for layers in (other._others, settled)
         )
         self.ids = torch.cat([self.ids, other.ids], 1) if start else other.ids
-        self.memory.append(other.memory)
+        memory.append(behind)
         if self.has_others:  # windows are cut at no other place
-            self.memory.settled = start + at
+            memory.settled = start + at
         self._put(moved)
         self._settled, self._state = (start + at, settled), other._state
 

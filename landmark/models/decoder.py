@@ -345,7 +345,8 @@ class Decoder(LanguageModel):
             hidden = self.hidden(batch.tokens, batch.phase, None, batch.controlled, batch.positions)
             yield self.loss(hidden, batch.targets, batch.weights)
             return
-        memory, length = RecurrentMemory(self.config.recurrence.cache, keys=self.keys), self.config.recurrence.window
+        length, memory = self.config.recurrence.window, self.new_memory()
+        assert isinstance(memory, RecurrentMemory)
         for start in range(0, batch.tokens.shape[1], length):
             window = slice(start, start + length)
             weights = None if batch.weights is None else batch.weights[:, window]

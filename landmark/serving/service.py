@@ -17,7 +17,7 @@ import torch
 
 from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
-from landmark.answering.sources import NULL, check_sources, sources
+from landmark.answering.sources import NULL, Source, check_sources, sources, text_of_sources
 from landmark.documents import Document, beside_memory, placed
 from landmark.huggingface import LandmarkCache
 from landmark.serving.memories import Memories, Missing, ServerSettings
@@ -91,7 +91,8 @@ class Service:
         parts[1:] = [part if apart else part[count:] for part in parts[1:]]
         document, starts = [*chain(*parts)], tuple(accumulate(map(len, parts[:-1]), initial=0))
         owner = f"{client}\n{starts}" if apart else client  # what is kept was read in this way too
-        ids, sampling = [*document, *self._prompt(asked, not document)], asked.sampling(self._recommended)
+        prompt, sampling = self._prompt(asked, not document), asked.sampling(self._recommended)
+        ids = [*document, *prompt]
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
         found = list[dict[str, Any]]() if asked.sources else None
@@ -102,18 +103,36 @@ class Service:
                 read += [(at + begin, each) for begin, each in self.memories.document(client, name, text).parts()]
             null = self._prompt(asked.with_question(NULL), begins=False)
 
+        def behind(cache: Any) -> list[Source]:
+            if found is None:
+                return []
+            passages = sources(self.answering, cache, read, document, prompt, null, asked.sources, progress.gone)
+            found.extend(each._asdict() for each in passages)
+            return passages
+
+        def answered(ids: list[int], cache: Any) -> Generator[Delta]:
+            counts.extend((len(ids), cache.get_seq_length()))
+            most = min(asked.most or self.settings.tokens, self.settings.tokens)
+            yield from self.answering.answer(ids, cache, answer, sampling, most, progress.gone, progress)
+
         def deltas() -> Generator[Delta]:
             if names and not apart and not any(prefixes.has(each, client) for each in (document, parts[0])):
                 prefixes.add(self.memories.memory(client, names[0]), client)
             with prefixes.using(ids, owner) as cache:
                 if apart and cache.starts != starts:
                     self._join(cache, client, names, document)
-                counts.extend((len(ids), cache.get_seq_length()))
-                most = min(asked.most or self.settings.tokens, self.settings.tokens)
-                yield from self.answering.answer(ids, cache, answer, sampling, most, progress.gone, progress)
-                if found is not None:
-                    given = document, ids[len(document) :], null, asked.sources, progress.gone
-                    found.extend(each._asdict() for each in sources(self.answering, cache, read, *given))
+                if not asked.from_sources:
+                    yield from answered(ids, cache)
+                    behind(cache)
+                    return
+                if rest := document[cache.get_seq_length() :]:
+                    self.answering.read(torch.tensor([rest]), cache, progress.gone, progress)
+                passages = behind(cache)
+            about = (ids, owner)
+            if passages:
+                about = ([*self.answering.chats.text_ids(text_of_sources(passages)), *prompt], client)
+            with prefixes.using(*about) as cache:
+                yield from answered(about[0], cache)
 
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}

@@ -37,29 +37,9 @@ VALUES = (
     [3, 5, 9],
     [True],
 )
-NAMES = ("model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-NAMES += (
-    "stop",
-    "seed",
-    "stream",
-    "stream_options",
-    "document",
-    "documents",
-    "n",
-    "logprobs",
-    "tools",
-    "echo",
-    "input",
-)
-NAMES += (
-    "chat_template_kwargs",
-    "continue_final_message",
-    "prompt",
-    "messages",
-    "response_format",
-    "sources",
-    "instructions",
-)
+NAMES = """model max_tokens max_completion_tokens temperature top_p top_k min_p repetition_penalty stop seed stream
+    stream_options document documents n logprobs tools echo input chat_template_kwargs continue_final_message prompt
+    messages response_format sources from_sources documents_read instructions"""
 ASKED = "chat/completions", "completions", "responses"
 PATHS = (*ASKED, "documents/a", "documents", "models", "models/landmark", "nothing")
 WHOLE = {
@@ -80,7 +60,7 @@ def drawn_body(draw: random.Random) -> bytes:
     """A whole body with a few fields that are others, at any depth; sometimes no JSON, or not all of it."""
     body = dict(WHOLE)
     for _ in range(draw.randrange(4)):
-        body[draw.choice(NAMES)] = draw.choice(VALUES)
+        body[draw.choice(NAMES.split())] = draw.choice(VALUES)
     if draw.random() < 0.3:
         message = {draw.choice(("role", "content", "name", "tool_calls")): draw.choice(VALUES)}
         body["messages"] = [{"role": draw.choice(("user", "assistant", "system", "x")), "content": "a"} | message]

@@ -107,6 +107,14 @@ def test_a_book_is_put_in_read_asked_and_looked_up_by_keys_alone(opened, running
     press(opened, "ESCAPE")
     wait_for(lambda: not is_seen(opened, "#source"))
     assert sources[-1]["text"] in focused(opened)
+    opened.click("#alone input")
+    opened.type("#question", "Wer wartet?\n")
+    wait_for(lambda: len(opened.texts(".sources")) == 2)
+    asked["messages"] += [{"role": "assistant", "content": answer}, asked["messages"][0]]
+    asked |= {"sources": 3, "from_sources": True, "max_tokens": None}
+    alone = running.http().post("/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+    assert opened.texts(".answer")[1] == alone.strip()
+    look()
     assert opened.js("return self.ran ?? document.querySelectorAll('#passage *:not(mark), main img').length") == 0
     assert all(more <= 0 for more in at), "the page is wider than its window"
 

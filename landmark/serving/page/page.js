@@ -185,7 +185,8 @@ async function ask(question) {
   busy(true);
   let error;
   try {
-    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, sources: wanted });
+    const alone = { sources: wanted, from_sources: wanted > 0 && $("#alone input").checked };
+    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, ...alone });
     const options = { method: "POST", body, headers: { "Content-Type": "application/json" }, signal: stop.signal };
     for await (const event of events(await request("chat/completions", options))) {
       if (typeof event === "string") {
@@ -325,6 +326,7 @@ async function start() {
     const [model] = (await json("models")).data;
     $("#model").textContent = model.id;
     wanted = model.sources ? 3 : 0;
+    $("#alone").hidden = !wanted;
     $("#failed").textContent = "";
     await list();
     route();

@@ -69,7 +69,8 @@ def run(options: Options, say: Say) -> Report:
         )
         if shape.peaks:
             say(f"{shape}: peak memory, each in a new process")
-            peaks = {name: peak_of_new_process("attention", name, options.quick) for name in seconds}
+            measured = (PLAIN, LANDMARK) if options.quick else seconds
+            peaks = {name: peak_of_new_process("attention", name, options.quick) for name in measured}
             rows += compare("attention", f"{shape}, peak", "MB", megabytes(peaks), PLAIN)
     return Report(rows)
 

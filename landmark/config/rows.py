@@ -1,11 +1,11 @@
 """An experiment's rows, each a name with command-line overrides; Hydra composes them, its errors become one line."""
 
+import copy
 import difflib
 import functools
 import itertools
 import logging
 import math
-import pickle
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,7 +233,7 @@ class Composer:
 
     def __init__(self, compose: Callable[[list[str]], DictConfig]) -> None:
         self._compose = compose
-        self._made: dict[tuple[str, ...], bytes] = {}  # pickled, which is nine times as fast as a deep copy
+        self._made: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: list[str]) -> DictConfig:
         """Raises what `compose` raises."""
@@ -241,8 +241,8 @@ class Composer:
         values = [_sets_a_value(override) for override in parsed]
         choices = tuple(line for line, is_value in zip(overrides, values) if not is_value)
         if choices not in self._made:
-            self._made[choices] = pickle.dumps(self._compose(list(choices)))
-        config = pickle.loads(self._made[choices])
+            self._made[choices] = self._compose(list(choices))
+        config = copy.deepcopy(self._made[choices])
         try:
             for override in itertools.compress(parsed, values):
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)

@@ -171,8 +171,9 @@ class MemoryConfig(memory_fields("memory")):
 
     @property
     def loaded(self) -> list[Any]:
-        """The folders of `load`."""
-        return self.load if isinstance(self.load, list) else [] if self.load is None else [self.load]
+        """The folders of `load`; a name may look like a number."""
+        given = self.load if isinstance(self.load, list) else [] if self.load is None else [self.load]
+        return [each if isinstance(each, dict | list) else str(each) for each in given]
 
 
 @dataclass
@@ -352,7 +353,7 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     if unknown := _unknown_keys(composed, config):
         raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config/schema.py for those that exist")
     if is_command:
-        read = config.output, config.run, config.model.name, *config.memory.loaded
+        read = config.output, config.run, config.model.name, *map(str, config.memory.loaded)
         name_modules((config.model.architecture, config.data.name), outside=read)
     return config
 

@@ -101,9 +101,10 @@ def _memory(model: LanguageModel, config: Config) -> Any:
             raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
         if len(config.memory.loaded) > 1 and not hasattr(model, "bare"):
             raise UserError("memory.load: only memories of a model of transformers are asked together, name one folder")
-        if config.memory.load is not None:
-            # A model of transformers knows where its layers are.
-            memory.load(config.memory.load, *([] if hasattr(model, "bare") else [next(model.parameters()).device]))
+        if hasattr(model, "bare") and config.memory.loaded:  # it knows where its layers are
+            memory.load(config.memory.loaded)
+        elif config.memory.loaded:
+            memory.load(config.memory.loaded[0], next(model.parameters()).device)
     return memory
 
 

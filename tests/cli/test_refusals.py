@@ -64,6 +64,7 @@ SLURM hydra.launcher.comment=${oc.env:SECRET} → Unsupported interpolation type
 "+rows.a='hydra.searchpath=[pkg://proof]'" → hydra.searchpath=[pkg://proof]: settings of Hydra are for its command
 data.repeats=${seed} → data.repeats=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
+memory.load=[nan] → memory.load=[nan]: is for task=generate or chat
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
 ~train → ~train: no setting can be taken out, give it another value

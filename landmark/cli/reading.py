@@ -250,9 +250,9 @@ class Conversation:
         found, before = list["Source"](), self._before
         with _interruptible() as gone, suppress(Gone):
             if self._settings.from_sources and before:
-                found = self._sources(messages, self._settings.sources, gone)
-            if found:  # it is made from them alone
-                before = answering.chats.text_ids(text_of_sources(found))
+                found = self._found(messages, gone)
+        if found:  # it is made from them alone
+            before = answering.chats.text_ids(text_of_sources(found))
         if gone.is_set():
             print("[stopped]", file=sys.stderr)
             return
@@ -272,6 +272,17 @@ class Conversation:
             _print_sources(found)
         elif self._settings.sources:
             self.print_sources(self._settings.sources)
+
+    def _found(self, messages: list[dict[str, str]], gone: threading.Event) -> "list[Source]":
+        """The passages for an answer, in a memory that has read the text and nothing but a part of these messages."""
+        import torch
+
+        answering = self._answering
+        ids = [*self._before, *answering.chats.ids(messages, begins=False, settings=self._settings.template)]
+        with answering.prefixes.using(ids) as self._cache:
+            if rest := self._before[self._cache.get_seq_length() :]:
+                answering.read(torch.tensor([rest]), self._cache, gone)
+            return self._sources(messages, self._settings.sources, gone)
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from landmark.answering import sources as answering_sources
 from landmark.answering.answering import Answering
 from landmark.cli import reading
 from landmark.documents import Document, read_document, saved_document
@@ -312,6 +313,23 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     assert err.count("[1] long.txt, ") == 3
     with pytest.raises(UserError, match=r"generate.from_sources=True: is for generate.sources, their number"):
         ask("task=generate", "prompt=Who?", about[0], about[2], common)
+
+
+def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(ask, monkeypatch):
+    def spied(answering, cache, documents, read, prompt, *rest):
+        seen.append((cache.ids[0].tolist(), [*read, *prompt]))
+        return found(answering, cache, documents, read, prompt, *rest)
+
+    seen, found = [], answering_sources.sources
+    monkeypatch.setattr(answering_sources, "sources", spied)
+    talk, about = ask.folder / "talk", f"prompt_file={ask.folder / 'book.txt'}"
+    answer = ask("task=chat", about, "generate.tokens=200", questions="Who waits?\n")[0]
+    stop = f"generate.stop=[{re.findall('[a-zA-Z]{2}', answer)[0]}]"  # its first token stays in the memory
+    ask("task=chat", about, stop, "generate.tokens=200", f"memory.save={talk}", questions="Who waits?\n")
+    again = f"memory.load={talk}", "generate.sources=2", "generate.from_sources=true"
+    ask("task=chat", *again, questions="And who sleeps?\nWhere?\n")
+    assert len(seen) == 2
+    assert all(read == ids[: len(read)] for read, ids in seen)
 
 
 def test_a_model_that_is_not_trained_yet_says_so(ask, books):

@@ -93,7 +93,7 @@ class Pretrained(LanguageModel):
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
     def read_on(self, tokens: Tensor, memory: Any) -> None:
-        known: dict[str, Any] = {"known": True} if isinstance(memory, LandmarkCache) else {}
+        known: dict[str, Any] = {"prefill": True} if isinstance(memory, LandmarkCache) else {}
         if known and self.config.landmark_id is not None:
             known["local"] = tokens.shape[1]
         self.model(tokens, past_key_values=memory, use_cache=True, logits_to_keep=1, **known)

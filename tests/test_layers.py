@@ -21,7 +21,6 @@ ALLOWED = {
     "huggingface": {"attention", "memory", "blocks", "gguf"},
     "answering": {"blocks", "documents", "huggingface"},
     "models": {"answering", "attention", "memory", "huggingface", "gguf", "config"},
-    "extensions": {"attention", "memory", "models", "data", "evaluation", "config"},
     "serving": {"answering", "documents", "huggingface"},
     "config": {"memory", "blocks"},
     "documents": set(),
@@ -70,9 +69,9 @@ def test_a_layer_imports_only_those_below_it(layer):
 
 
 def test_every_layer_is_named_in_no_circle_and_every_import_written_as_one():
-    """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
+    """`import_module` would be an arrow that no test sees: only `utils.trust` and lazy exports may use it."""
     lazy = {f"{folder}__init__.py" for folder in ("", "evaluation/", "memory/", "models/")}
-    allowed = {"utils/extensions.py", "memory/select/faiss.py", *lazy}
+    allowed = {"utils/trust.py", "memory/select/faiss.py", *lazy}
     for path in PACKAGE.rglob("*.py"):
         assert not {name.split(".")[0] for name in imported(path)} & {"experiments", "benchmarks", "tests", "run"}, path
         if "import_module" in path.read_text(encoding="utf-8"):

@@ -8,15 +8,14 @@ from dataclasses import fields
 from landmark.attention import landmark_attention
 from landmark.memory import Memory
 from landmark.models.config import DecoderConfig
-from tests.extensions.test_independence import files_of_the_core
 from tests.test_layers import PACKAGE
 
 FOLDERS = ("attention", "memory", "models", "config", "data", "training", "evaluation", "experiment", "huggingface")
 
 
 def core():
-    """The files of the core, as text, by their path below the package."""
-    return {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in files_of_the_core()}
+    """The files of the package, as text, by their path in it."""
+    return {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 
 
 def test_parameters_and_fields_are_few():

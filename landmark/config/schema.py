@@ -83,7 +83,7 @@ class ModelConfig:
     landmark_key: str | None = setting(None, kind="landmark")
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
     alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
-    masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
+    masked: bool | None = None  # see later tokens too, and predict 15 % that are hidden; null: false
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none

@@ -33,9 +33,9 @@ from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, decoder
 from benchmarks.timing import Spread, ratios
 from landmark.attention import Scoring, Window, landmark_attention
 from landmark.attention.plain import attention_forward, merged
-from landmark.blocks.cache import BlockCache
-from landmark.blocks.settings import BlockCacheSettings
 from landmark.memory import UnlimitedMemory
+from landmark.memory.blocks.cache import BlockCache
+from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
 from landmark.utils.errors import UserError

@@ -21,7 +21,8 @@ from landmark.attention import ContextMiss, Grouped, Packed, Scoring, Sinks, Win
 from landmark.attention.fused import tuning
 from landmark.attention.fused.rotation import ROWS
 from landmark.attention.rotary import rotary_factors, rotation
-from landmark.blocks.attention import (
+from landmark.memory import Memory, Store
+from landmark.memory.blocks.attention import (
     AttentionConfig,
     Text,
     block_rope_factors,
@@ -29,13 +30,12 @@ from landmark.blocks.attention import (
     read_chosen,
     rotated_means,
 )
-from landmark.blocks.cache import BlockCache, rotate_by
-from landmark.blocks.settings import BlockCacheSettings
-from landmark.memory import Memory, Store
-from landmark.memory.select import Best, Newest
-from landmark.memory.select.scores_kernels import top_k_landmarks
-from landmark.memory.settings import GRANULARITIES, TIERS
-from landmark.memory.step import NextToken
+from landmark.memory.blocks.cache import BlockCache, rotate_by
+from landmark.memory.blocks.settings import BlockCacheSettings
+from landmark.memory.landmarks.select import Best, Newest
+from landmark.memory.landmarks.select.scores_kernels import top_k_landmarks
+from landmark.memory.landmarks.settings import GRANULARITIES, TIERS
+from landmark.memory.landmarks.step import NextToken
 from landmark.models.head_loss import head_loss
 from landmark.models.language_model import summed_loss
 from landmark.utils.constants import NO_LOSS
@@ -223,7 +223,7 @@ def chunks(dtype: torch.dtype, dim: int, scale: Scale) -> Iterator[Line]:
         config = AttentionConfig(block, 2 * block, 8 if scale.is_gpu else 3, 1, tile, dim**-0.5, softcap)
 
         def read(by_kernels: bool, kind: torch.dtype, config=config, is_moved=is_moved) -> Sequence[Tensor]:
-            from landmark.blocks.prefill_kernels import read_tiles
+            from landmark.memory.blocks.prefill_kernels import read_tiles
 
             text = Text(keys.to(kind), values.to(kind), means.to(torch.promote_types(kind, torch.float32)))
             if is_moved:
@@ -255,7 +255,7 @@ def tokens(dtype: torch.dtype, dim: int, scale: Scale) -> Iterator[Line]:
 
         def compute(by_kernels: bool, kind: torch.dtype, settings=settings, scoring=Scoring(dim**-0.5, softcap)):  # noqa: B008
             memory, parts = BlockCache(block, **settings), [x.to(kind) for x in leaves]
-            with mock.patch("landmark.blocks.cache.has_kernels", lambda q, _: by_kernels and q.shape[2] == 1):
+            with mock.patch("landmark.memory.blocks.cache.has_kernels", lambda q, _: by_kernels and q.shape[2] == 1):
                 return [in_chunks(memory, parts, [before, *[1] * count], scoring, None)[:, :, before:]]
 
         yield compared(f"{mapping}, softcap={softcap}, first={first}", compute, dtype, ties)
@@ -412,7 +412,7 @@ def pretrained_model(scale: Scale, dtype: torch.dtype) -> Any:
     """Qwen 2.5 0.5B's shape with random weights, which reads through blocks; on a CPU a tiny one."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from landmark.huggingface import LandmarkSettings, attach
+    from landmark.models.huggingface import LandmarkSettings, attach
 
     sizes = (896, 4864, 24, 14, 2, 151_936) if scale.is_gpu else (32, 48, 2, 4, 2, 99)
     names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"

@@ -149,6 +149,7 @@ def windows(dtype: torch.dtype, dim: int, width: int, scale: Scale) -> Iterator[
         "packed": attention(
             [x[:1] for x in plain], grad[:1], Packed(width - 1, torch.tensor([0, 1, 1, width - 1]), documents)
         ),
+        "every other row": attention([torch.stack([x, x], 3)[:, :, :, 1] for x in plain], grad, window),
         "tokens before heads": attention([x.mT.contiguous().mT for x in plain], grad, window),
         "α=0.5": attention(plain, grad, window, alpha=0.5),
         "α=1": attention(plain, grad, window, alpha=1.0),

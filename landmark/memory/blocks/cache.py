@@ -40,6 +40,7 @@ from landmark.utils.files import name_in_errors, write_atomic, write_json
 
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
+LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
 SPARE = 8  # for so many rows at least one more is made room for
 
 
@@ -93,7 +94,7 @@ class BlockCache:
 
     model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
     the same. None: the model has no such string. settled: tokens at the beginning of the text whose keys and values
-    depend on the text alone. starts: positions at which texts begin that were read alone (`append`); 0 is the first.
+    depend on the text alone. ends: positions at which texts end that were read alone (`append`); (): the text is one.
     """
 
     is_rotated = True  # whether keys come with the positions that the model gives them
@@ -157,7 +158,7 @@ class BlockCache:
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
         self.layers: dict[int, _Layer] = {}
-        self.starts = (0,)
+        self.ends: tuple[int, ...] = ()
         self._begin_tokens()
 
     def _begin_tokens(self) -> None:
@@ -373,7 +374,8 @@ class BlockCache:
             own.write(start, keys, values, self._rounded(start + other.position), self._expected)
         self.position += other.position
         self.settled = self._whole(start + other.settled) if start else other.settled
-        self.starts = (*self.starts, start) if start else (0,)
+        behind = (start + end for end in (*other.ends[:-1], other.position))
+        self.ends = (*self.ends[:-1], start, *behind) if start else other.ends
         self._chunks += other._chunks
 
     def is_end(self, tokens: int, local: int) -> bool:
@@ -381,8 +383,10 @@ class BlockCache:
         return tokens > 1 and self.settled == self.position
 
     def fork_point(self, tokens: int) -> int:
-        """The last place among the first `tokens` of the text before which nothing depends on what follows."""
-        return self._whole(min(tokens, self.settled))
+        """The last place among the first `tokens` of the text before which nothing depends on what follows; 0: they
+        are not all of the texts that were read alone.
+        """
+        return self._whole(min(tokens, self.settled)) if tokens >= max(self.ends, default=0) else 0
 
     def _whole(self, tokens: int) -> int:
         """Tokens up to the last block's end, or those that read all keys."""
@@ -399,18 +403,24 @@ class BlockCache:
             self.position = self.settled
             self.discard()
 
-    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
-        """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` tokens at a time.
+    def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
+        """Where the next `length` tokens are cut, of which the last `kept` get logits. most: tokens of a piece.
 
         Tokens without logits (prefill) are read in whole blocks. Behind the last whole block every token chooses alone,
         so that the pieces, and the calls in which a text comes, do not show.
         """
         self._reads_all = max(self._dense_on(device), self._config.covered)
-        before, whole, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
+        before, whole, start, size = self.position, 0, 0, self.block_size
         if kept < length and self.chooses(before + length, device):
             whole = max(0, self._whole(before + length - kept) - before)
-        ends = {*range(step - before % step, whole, step), whole, *range(whole + most, length, most), length}
-        return [Piece(start, stop, stop <= whole) for start, stop in pairwise(sorted({0} | ends))]
+        while start < length:
+            if start < whole:
+                step = max(size, most() // size * size)
+                stop = min(start + step - (before + start) % step, whole)
+            else:
+                stop = min(start + (min(most(), LOGITS) if kept > LOGITS else most()), length)
+            yield Piece(start, stop, stop <= whole)
+            start = stop
 
     def discard(self) -> None:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""
@@ -457,7 +467,8 @@ class BlockCache:
             for number, state in self.layers.items():
                 for name, x in (("keys", state.keys), ("values", state.values)):
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
-            places = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places: dict[str, Any] = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places |= {"ends": self.ends} if self.ends else {}
             with name_in_errors(folder):
                 save_file(tensors, temporary / TENSORS)
             write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), **places})
@@ -493,8 +504,12 @@ class BlockCache:
             raise UserError(f"{folder / CONTENT}: position={position} is not that of the tensors: {REMEDY}")
         if not isinstance(settled, int) or not 0 <= settled <= position:
             raise UserError(f"{folder / CONTENT}: settled={settled} must be from 0 to position={position}: {REMEDY}")
+        ends = content.get("ends", [])
+        bounds = [0, *ends, position + 1] if isinstance(ends, list) else []
+        if not bounds or any(type(b) is not int or a >= b for a, b in pairwise(bounds)):
+            raise UserError(f"{folder / CONTENT}: ends={ends} must rise from 1 to position={position}: {REMEDY}")
         self.reset()
-        self.position, self.settled, self.layers = position, settled, layers
+        self.position, self.settled, self.layers, self.ends = position, settled, layers, tuple(ends)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal in a memory that loads this one."""

@@ -71,17 +71,14 @@ class Measurement:
         with inference(self._model, self._config):
             return segment_losses(self._model, ids, self.local, memory).cpu().numpy()
 
-    def entries(
-        self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
-    ) -> dict[str, Any]:
+    def entries(self, tokens: int, length: int | None = None) -> dict[str, Any]:
         """What every record has: keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second,
         peak_memory_bytes, memory (counters). tokens: read in that time. length: of a text (None: `eval.length`).
-        attended: the first two (None: of a causal model with its memory).
         """
         counters = with_rates(self._counters)
         length = self._config.eval.length if length is None else length
         drop_rate = counters.get("drop_rate", 0.0)
-        keys, scored = attended or attention_size(self._model.config, self._config, length, self.local, drop_rate)
+        keys, scored = attention_size(self._model.config, self._config, length, self.local, drop_rate)
         return {
             "keys_attended": keys,
             "landmarks_scored": scored,

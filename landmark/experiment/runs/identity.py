@@ -18,7 +18,6 @@ from landmark.utils.constants import (
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
-from landmark.utils.extensions import hooks
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -137,8 +136,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
-    for extension_settings in hooks(config, "row_settings"):
-        settings |= extension_settings(config)
+    if config.model.masked:
+        settings["masked"] = True
     return settings
 
 

@@ -1,7 +1,7 @@
 """Attention to the last tokens of a text and to a few chosen blocks of it, over one flat cache of keys and values.
 
-This is how a pretrained model reads without training. The text has no landmarks: a block is found by the mean of its
-keys, and all keys that a query reads share one softmax. Keys are rotated as the model does it.
+This is how a pretrained model reads without training. The text has no landmarks: a block is found by a summary of it,
+and all keys that a query reads share one softmax. Keys are rotated as the model does it.
 
 The text is cut into blocks of ℓ tokens, and into groups of g queries. The queries of a group see the tokens of their
 group up to their own, and the w tokens before the group. The blocks before these are *far*: a query reads k of them. A
@@ -9,15 +9,16 @@ group consists of tiles of τ queries, which choose together; with τ = 1 each q
 keys always choose together. So what a query reads depends on the text alone, not on the chunks in which it was read.
 For each tile:
 
-1. *First look*: the shares of the far blocks in a softmax over the scores of their mean keys. Of the shares of the
-   tile's G·τ rows the largest counts. The k best blocks are chosen.
+1. *First look*: the shares of the far blocks in a softmax over the scores of their summaries, which a scorer makes
+   (scorer.py; the mean of the keys). Of the shares of the tile's G·τ rows the largest counts. The k best blocks are
+   chosen.
 2. *Read*: attention to the chosen blocks, to the w tokens and to the group, merged by their log-sum-exps.
 
 A tile chooses with its later queries, which know the tokens that an earlier one predicts. So tiles are for tokens that
 are known, and predicted tokens choose alone.
 
 Shapes: C caches, one for each sample and key/value head, each with G query heads. q (C, G, T, d); keys, values
-(C, capacity, d); means (C, blocks, d), of the complete blocks.
+(C, capacity, d); summaries (C, blocks, …), of the complete blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from torch import Tensor
 from landmark.attention.plain import attention_forward, merged
 from landmark.attention.rotary import rotary_factors
 from landmark.attention.scoring import capped
+from landmark.blocks.scorer import BlockScorer, Rotation
+from landmark.blocks.scorers.mean_key import Scorer as MeanKey
 
 GATHERED = {"cpu": 1 << 19}  # numbers of keys gathered together: on a CPU as many as fit into its cache
 GATHERED_ELSEWHERE = 1 << 28
@@ -43,7 +46,7 @@ class AttentionConfig:
 
     block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. sinks: of the k, so many are those that begin the text.
     tile: τ, which divides ℓ or is a multiple of it. scale,
-    softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels.
+    softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels. scorer: of the layer.
     """
 
     block_size: int
@@ -54,6 +57,7 @@ class AttentionConfig:
     scale: float = 1.0
     softcap: float | None = None
     tiles_by: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    scorer: BlockScorer = MeanKey()
 
     @property
     def group(self) -> int:
@@ -70,21 +74,17 @@ class AttentionConfig:
         return max(0, position // self.group * self.group - self.window) // self.block_size
 
 
-Rotation = Callable[[Tensor, Tensor], Tensor]
-"""Turns keys (…, n, r, d) of n blocks as if these stood by distances (…, n) positions later in the text."""
-
-
 class Text(NamedTuple):
     """The cache of a text, with room up to the end of its last group, and zeros as keys and values behind its end.
 
     rotation: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
-    places before the window (Section 3.2.1). None: they are read where they stand. rotated: with it, (C, blocks,
-    d), the means as `rotated_means` returns them. factors: for kernels with `rotation`, see `block_rope_factors`.
+    places before the window (Section 3.2.1). None: they are read where they stand. rotated: with it, the summaries as
+    `rotated_summaries` returns them. factors: for kernels with `rotation`, see `block_rope_factors`.
     """
 
     keys: Tensor
     values: Tensor
-    means: Tensor
+    summaries: Tensor
     rotation: Rotation | None = None
     rotated: Tensor | None = None
     factors: Tensor | None = None
@@ -216,32 +216,33 @@ def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, co
     that choose; None: all do.
     """
     least, count = far[0], far[-1]
-    q, means = q * config.scale, text.means[:, :count]
+    q, summaries = q * config.scale, text.summaries[:, :count]
     behind, blocks = constant(far, q.device), constant(range(count), q.device)
     seen = blocks < behind[:, None] if least < count else None
-    exact = q.to(means.dtype)
-    scores = (exact.flatten(1, 2) @ means.mT).unflatten(1, exact.shape[1:3])
+    exact, score = q.to(summaries.dtype), config.scorer.score
+    scores = score(exact.flatten(1, 2), summaries, config.softcap).unflatten(1, exact.shape[1:3])
     if (
         text.rotation is not None
     ):  # older blocks than the last k are scored where k + 1 blocks before the window would be
         assert text.rotated is not None
         turned = text.rotation(exact, -behind * config.block_size).flatten(1, 2)
         older = blocks < behind[:, None, None] - config.k
-        scores = torch.where(older, (turned @ text.rotated[:, :count].mT).view(scores.shape), scores)
-    shares = _shares(capped(scores, config.softcap), seen, asks).amax(2)
+        scores = torch.where(older, score(turned, text.rotated[:, :count], config.softcap).view(scores.shape), scores)
+    shares = _shares(scores, seen, asks).amax(2)
     shares[..., : config.sinks].fill_(torch.inf)
     chosen = highest(shares, seen, config.k)
     return chosen if text.rotation is None else chosen.sort(-1).values
 
 
-def rotated_means(means: Tensor, first: int, rotation: Rotation, config: AttentionConfig) -> Tensor:
-    """Means (C, n, d) of the blocks from number `first` on, as if each stood k + 1 blocks before the text's beginning.
+def rotated_summaries(summaries: Tensor, first: int, rotation: Rotation, config: AttentionConfig) -> Tensor:
+    """Summaries (C, n, …) of the blocks from number `first` on, as if each stood k + 1 blocks before the text's
+    beginning.
 
     A query that is moved back by the tokens before its window sees them k + 1 blocks before that. So they are moved
     once, and not again for each query.
     """
-    blocks = torch.arange(first, first + means.shape[1], device=means.device)
-    return rotation(means[:, :, None], -(blocks + config.k + 1) * config.block_size)[:, :, 0]
+    blocks = torch.arange(first, first + summaries.shape[1], device=summaries.device)
+    return config.scorer.moved(summaries, rotation, -(blocks + config.k + 1) * config.block_size)
 
 
 def block_rope_factors(frequencies: Tensor, blocks: int, block_size: int) -> Tensor:

@@ -158,6 +158,8 @@ class TrainerConfig:
 class RetrievalConfig(memory_fields("retrieval")):
     """Which blocks a landmark model retrieves."""
 
+    scorer: Any = MemorySettings.scorer  # of a model without landmarks that is its default, mean_key
+
 
 @dataclass
 class MemoryConfig(memory_fields("memory")):
@@ -299,7 +301,10 @@ class Config:
 def memory_settings(config: Config) -> MemorySettings | BlockCacheSettings:
     """How a row's model reads, with landmarks or without. Raises UserError for settings that make no sense."""
     kind = BlockCacheSettings if config.model.as_is else MemorySettings
-    return kind(**{item.name: value_of(config, item.metadata["key"]) for item in fields(kind)})
+    given = {item.name: value_of(config, item.metadata["key"]) for item in fields(kind)}
+    if config.model.as_is and given["scorer"] == MemorySettings.scorer:
+        given["scorer"] = BlockCacheSettings.scorer
+    return kind(**given)
 
 
 def value_of(config: Config, key: str) -> Any:
@@ -354,7 +359,9 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
         raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config/schema.py for those that exist")
     if is_command:
         read = config.output, config.run, config.model.name, *map(str, config.memory.loaded)
-        name_modules((config.model.architecture, config.data.name), outside=read)
+        scorer = config.retrieval.scorer
+        named = scorer.get("name") if isinstance(scorer, dict) else scorer
+        name_modules((config.model.architecture, config.data.name, named), outside=read)
     return config
 
 

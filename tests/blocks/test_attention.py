@@ -13,7 +13,7 @@ from landmark.blocks.attention import (
     blocks_of_queries,
     read_all,
     read_chosen,
-    rotated_means,
+    rotated_summaries,
     shares_of_blocks,
 )
 from landmark.blocks.cache import BlockCache, rotate_by
@@ -112,7 +112,7 @@ def test_queries_read_what_they_choose(shape):
     config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in SIZES})
     q, text, start = make(config, shape["place"])
     if shape["rotation"] is not None:
-        text = text._replace(rotation=turned, rotated=rotated_means(text.means, 0, turned, config))
+        text = text._replace(rotation=turned, rotated=rotated_summaries(text.summaries, 0, turned, config))
     expected = by_hand(q, text, start, config)
     found = read_chosen(q, text, start, config)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
@@ -144,8 +144,8 @@ def test_kernels(shape):
     q, text, start = make(config, shape["place"], dtype)
     if shape["rotation"] is not None:
         rotated, factors = (
-            rotated_means(text.means, 0, turned, config),
-            block_rope_factors(FREQUENCIES, 1 + text.means.shape[1], 4),
+            rotated_summaries(text.summaries, 0, turned, config),
+            block_rope_factors(FREQUENCIES, 1 + text.summaries.shape[1], 4),
         )
         text = text._replace(rotation=turned, rotated=rotated, factors=factors)
     exact = text._replace(keys=text.keys.float(), values=text.values.float())

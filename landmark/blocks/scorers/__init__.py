@@ -1,2 +1,0 @@
-"""What can stand for a block: one file for each `retrieval.scorer`, with one class `Scorer` (`landmark.blocks.scorer`).
-"""

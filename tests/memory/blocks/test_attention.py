@@ -18,6 +18,8 @@ from landmark.memory.blocks.attention import (
 )
 from landmark.memory.blocks.cache import BlockCache, rotate_by
 from landmark.memory.blocks.prefill_kernels import read_tiles
+from landmark.memory.blocks.scorers.mean_key import Scorer as MeanKey
+from tests.memory.blocks.best import Scorer as Best
 from tests.pairs import all_pairs, name_of
 from tests.tape import Tape
 
@@ -38,7 +40,8 @@ READINGS = {
     "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
 }
 SIZES = ("window", "k", "sinks", "tile", "softcap")
-SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "rotation": [None, turned]})
+SCORERS = {MeanKey(): lambda keys: keys.mean(0, keepdim=True), Best(): lambda keys: keys}  # and keys that it scores by
+SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "rotation": [None, turned], "scorer": [*SCORERS]})
 OF_KERNELS = all_pairs(
     {
         **READINGS,
@@ -59,8 +62,8 @@ def make(config, place, dtype=torch.float64):
         for shape in ((HEADS, place[1]), (end,), (end,))
     )
     keys[:, start + place[1] :] = values[:, start + place[1] :] = 0  # room behind the end
-    means = keys.unflatten(1, (-1, config.block_size)).mean(2)
-    return q, Text(keys, values, means.to(torch.promote_types(dtype, torch.float32))), start
+    blocks = (x.unflatten(1, (-1, config.block_size)) for x in (keys, values))
+    return q, Text(keys, values, config.scorer.summarise(*blocks, 0)), start
 
 
 def by_hand(q, text, start, config):
@@ -92,7 +95,7 @@ def by_hand(q, text, start, config):
             own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
             rows, far = q[cache][:, own].flatten(0, 1), config.far(position)
             numbers = list(range(far))
-            found = shares(cache, rows, far, numbers, lambda keys: keys.mean(0, keepdim=True))
+            found = shares(cache, rows, far, numbers, SCORERS[config.scorer])
             numbers = sorted(best(numbers, found, config.k))
             keys, values = [], []
             for place, number in enumerate(numbers):
@@ -109,7 +112,7 @@ def by_hand(q, text, start, config):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_queries_read_what_they_choose(shape):
-    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in SIZES})
+    config = AttentionConfig(4, scale=0.4, scorer=shape["scorer"], **{name: shape[name] for name in SIZES})
     q, text, start = make(config, shape["place"])
     if shape["rotation"] is not None:
         text = text._replace(rotation=turned, rotated=rotated_summaries(text.summaries, 0, turned, config))

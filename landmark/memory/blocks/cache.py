@@ -56,8 +56,8 @@ def _are_kernels(dtype: torch.dtype, dim: int, block_size: int, device: torch.de
 
 
 @cache
-def _tell_plain(scorer: str) -> None:
-    LOG.warning(f"retrieval.scorer={scorer} has no kernels: blocks are chosen and read in plain PyTorch, more slowly")
+def _tell_plain(setting: str) -> None:
+    LOG.warning(f"{setting} has no kernels: blocks are chosen and read in plain PyTorch, more slowly")
 
 
 def rotate_by(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
@@ -121,6 +121,7 @@ class BlockCache:
         folder: Path | str | None = None,
         observer: Observer | None = None,
         scorer: str | Mapping[str, Any] | BlockScorer = "mean_key",
+        gates: bool = False,
     ):
         """Start with nothing read. Raises UserError for a number out of range.
 
@@ -138,7 +139,7 @@ class BlockCache:
             unrotated_layers: layers whose keys have no positions.
             tier, folder: where keys and values lie, as of `Store`.
             observer: called with a `Retrieval` whenever a layer attends.
-            scorer: what stands for a block, as of `scorer_of`.
+            scorer: what stands for a block, as of `scorer_of`. gates: whether chosen blocks weigh as it scores them.
         """
         if block_size < 1 or k < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
@@ -148,7 +149,7 @@ class BlockCache:
         self.window = -(-window // block_size) * block_size
         self.block_size, self.k, self.first = block_size, k, first
         self.dense, self.observer = dense, observer
-        self._config = AttentionConfig(block_size, self.window, k, first, scorer=scorer_of(scorer))
+        self._config = AttentionConfig(block_size, self.window, k, first, scorer=scorer_of(scorer), gates=gates)
         self.unrotated_layers = frozenset(unrotated_layers)
         self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
@@ -173,6 +174,11 @@ class BlockCache:
         self._ready: int | None = None  # the position for which `ready_for_token` was called
         self._positions: dict[torch.device, Tensor] = {}  # this position, on each device
         self._factors_on: dict[torch.device, Tensor] = {}
+
+    @property
+    def scorer(self) -> BlockScorer:
+        """What stands for a block."""
+        return self._config.scorer
 
     @property
     def width(self) -> int:
@@ -273,8 +279,8 @@ class BlockCache:
     def _has_kernels(self, q: Tensor) -> bool:
         """Whether kernels read queries such as q."""
         found = has_kernels(q, self.block_size)
-        if found and not self._config.scorer.has_kernels:
-            _tell_plain(str(self._config.scorer.saved()))
+        if found and (self._config.gates or not self._config.scorer.has_kernels):
+            _tell_plain("retrieval.gates" if self._config.gates else f"retrieval.scorer={self._config.scorer.saved()}")
             return False
         return found
 
@@ -537,6 +543,8 @@ class BlockCache:
     ) -> None:
         """Tell the observer which blocks each query of (C, G, T, d) reads, and their shares of its attention."""
         assert self.observer is not None
+        if config.gates:
+            raise UserError("retrieval.gates=true: shares of attention are those of one softmax, leave it out")
         batch, length = self.layers[layer].batch, q.shape[2]
         added, is_read = (start + length) // self.block_size, None
         if blocks is None:  # all that are far

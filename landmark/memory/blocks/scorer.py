@@ -4,7 +4,7 @@ A scorer is a class `Scorer` in a file of its own: in landmark/memory/blocks/sco
 `retrieval.scorer=NAME` or `retrieval.scorer=my.module` chooses it; in Python `new_memory(scorer=…)` takes one too. Its
 settings are its fields: `retrieval.scorer={name: NAME, FIELD: VALUE}`.
 
-Shapes: C caches, one for each sample and key/value head; n blocks of ℓ tokens; R queries.
+Shapes: C caches, one for each sample and key/value head, samples first; n blocks of ℓ tokens.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class BlockScorer:
         """The scorer of a layer."""
         return self
 
+    def check_model(self, digest: Callable[[], str | None], block_size: int) -> None:
+        """Raise UserError where the scorer does not fit a model, whose weights `digest` names, or its blocks."""
+
     def summarise(self, keys: Tensor, values: Tensor, first: int) -> Tensor:
         """Summaries (C, n, …) of complete blocks, which may also be none.
 
@@ -52,10 +55,10 @@ class BlockScorer:
         out.copy_(self.summarise(keys, values, first))
 
     def score(self, queries: Tensor, summaries: Tensor, softcap: float | None) -> Tensor:
-        """Scores (C, R, n), in the scale of log-sum-exps of scores of keys. Shares of their softmax rank blocks.
+        """Scores (C, …, n), in the scale of log-sum-exps of the scores of keys. Shares of their softmax rank blocks.
 
-        queries: (C, R, d), scaled. summaries: (C, n, …). softcap: of the model's scores
-        (`landmark.attention.scoring.capped`).
+        queries: (C, …, G, τ, d), scaled, of the G heads that share keys. summaries: (C, n, …). softcap: of the model's
+        scores (`landmark.attention.scoring.capped`).
         """
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ from landmark.utils.setting import setting
 
 # How files and identities have these settings: beside what a memory with landmarks has, and without its defaults.
 _ALSO = {"granularity": "per_token_and_group"}
-_LEFT_OUT = {"k": 4, "first": 0, "window": None, "dense": None, "mapping": "stingy", "tier": "device", "folder": None}
+_LEFT_OUT = {"k": 4, "gates": False, "first": 0, "window": None, "dense": None, "mapping": "stingy", "tier": "device", "folder": None}
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +25,11 @@ class BlockCacheSettings(Settings):
         key="retrieval.scorer",
         about="what stands for a block that is not read: a name, a module with a class `Scorer`, or with settings "
         "`{name: …, …: …}`",
+    )
+    gates: bool = setting(
+        False,
+        key="retrieval.gates",
+        about="weigh chosen blocks by their scores, as the paper's grouped softmax does; else all keys share a softmax",
     )
     first: int = setting(1, key="retrieval.first", least=0, about="first blocks of a text, always among the k")
     window: int = setting(512, key="memory.window", least=0, about="the last tokens, which every query reads")

@@ -18,5 +18,5 @@ class Scorer(BlockScorer):
         return keys
 
     def score(self, queries, summaries, softcap):
-        scores = capped(torch.einsum("crd,cnld->crnl", queries, summaries), softcap)
+        scores = capped(torch.einsum("c...d,cnld->c...nl", queries, summaries), softcap)
         return scores.clamp(min=self.least).logsumexp(-1)

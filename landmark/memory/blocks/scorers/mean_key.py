@@ -22,7 +22,7 @@ class Scorer(BlockScorer):
         torch.mean(keys, 2, dtype=out.dtype, out=out)  # one launch
 
     def score(self, queries: Tensor, summaries: Tensor, softcap: float | None) -> Tensor:
-        return capped(queries @ summaries.mT, softcap)
+        return capped(queries.flatten(1, -2) @ summaries.mT, softcap).unflatten(1, queries.shape[1:-1])
 
     def moved(self, summaries: Tensor, rotation: Rotation, distances: Tensor) -> Tensor:
         return rotation(summaries[:, :, None], distances)[:, :, 0]

@@ -126,10 +126,15 @@ class Teaching:
         self.step += 1
         return {number: float(x) for number, x in losses.items()}
 
+    @torch.no_grad()
+    def validate(self, ids: Sequence[int]) -> dict[int, float]:
+        """The loss of each layer on a window, nats, without learning from it."""
+        return {number: float(x) for number, x in self.losses(ids, -1).items()}
+
     def losses(self, ids: Sequence[int], draw: int) -> dict[int, Tensor]:
         """The loss of each layer with full attention on a window, nats. draw: number that the places depend on."""
         size, length = self._size, len(ids)
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + draw)
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + draw + 1)
         places = size + torch.randperm(length - size, generator=generator)[: self.settings.queries].sort().values
         cache: LandmarkCache = self.model.new_memory(dense=length, mapping="true", scorer="mean_key", gates=False)
         attended = Attended(cast(BlockCache, cache.memory), places)

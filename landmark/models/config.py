@@ -197,6 +197,8 @@ class ModelConfig:
     # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     bits: int | None = one_of(None, 4, 8)  # of the weights of its linear layers where it reads; null: as they are
+    # File of landmarks that were learned from that model (task=teach), which choose blocks; of task=teach the file made.
+    landmarks: str | None = None
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = REQUIRED
     num_heads: int = REQUIRED
@@ -237,7 +239,7 @@ def decoder_config(model: ModelConfig, tokenizer: Any = None, cmt: bool = False)
     for item in fields(model):
         value, said = getattr(model, item.name), item.metadata
         is_none = said.get("kind", model.kind) != model.kind or (said.get("extension") and not value)
-        if not is_none and item.name not in ("name", "as_is", "dtype", "lora_rank"):
+        if not is_none and item.name not in ("name", "as_is", "dtype", "landmarks", "lora_rank"):
             values[item.name] = value
     config = DecoderConfig.from_flat(values)
     if model.as_is and config.landmarks is not None:

@@ -246,5 +246,5 @@ def window(
         span = source[at : at + count]
         if draw.random() < NUMBER:
             span = encode(f" {draw.integers(10 ** int(draw.choice([3, 5, 7])))}")
-        found = [*found, *span]
+        found = [*found, *map(int, span)]
     return found[:length]

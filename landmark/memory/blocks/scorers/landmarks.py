@@ -155,7 +155,7 @@ class Landmarks:
                 "scale": torch.ones(heads, group),
                 "level": torch.full((heads, group), math.log(block_size / vectors)),
             }
-            made[number] = LayerLandmarks(weights, sizes, frequencies)
+            made[number] = LayerLandmarks(weights, sizes, frequencies.clone())
         return cls(block_size, model, made, {})
 
     def tensors(self) -> dict[str, Tensor]:

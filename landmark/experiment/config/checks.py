@@ -80,7 +80,8 @@ def _has_sources(config: Config) -> bool:
 
 
 def _has_seed(config: Config) -> bool:
-    is_drawn = config.task in ("generate", "chat") or config.retrieval.scorer == "random"
+    is_drawn = config.task in ("generate", "chat", "teach")
+    is_drawn = is_drawn or (config.retrieval.scorer == "random" and not config.model.as_is)
     return _is_trained_here(config) or is_drawn
 
 

@@ -184,8 +184,8 @@ def read_tiles(
         asks = torch.arange(groups * size, device=rows.device)
         asks = ((asks >= asking[0]) & (asks < asking[1])).view(-1, 1, config.tile).expand(-1, heads, -1).flatten(1)
     together = GATHERED.get(rows.device.type, GATHERED_ELSEWHERE)
-    step = max(1, together // (caches * config.k * config.block_size * dim))
     parts, count = [], min(config.k, far[-1])
+    step = max(1, together // (caches * count * config.block_size * dim))
     for first in range(0, len(far), step):
         part = slice(first, first + step)
         chosen, gates = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], config)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,8 @@ class Attended:
     def __init__(self, memory: BlockCache, places: Tensor):
         """places: (t,), positions of a text that is read at once."""
         self.memory, self._places = memory, places
-        self.asked: dict[int, tuple[Tensor, Scoring, Sinks | None]] = {}  # by layer: queries (H, t, d), scaled
+        # By layer: scaled queries (H, t, d), of it and of layers that read its keys.
+        self.asked: dict[int, list[tuple[Tensor, Scoring, Sinks | None]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
@@ -68,28 +69,40 @@ class Attended:
 
     def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """As of `BlockCache`."""
-        self.asked[layer] = q[0][:, self._places.to(q.device)].float() * scoring.scale_of(q.shape[3]), scoring, sinks
+        queries = q[0][:, self._places.to(q.device)].float() * scoring.scale_of(q.shape[3])
+        self.asked.setdefault(layer, []).append((queries, scoring, sinks))
         return self.memory.attend_in(layer, q, k, v, scoring, sinks)
 
 
-def loss_of(
-    landmarks: LayerLandmarks, queries: Tensor, keys: Tensor, values: Tensor, places: Tensor, size: int, scoring: Scoring
-) -> Tensor:
-    """KL(model ‖ landmarks) of a layer, nats, a mean over heads and queries.
-
-    queries: (H, t, d), scaled, at these places (t,), each behind one complete block or more. keys, values: (H_kv, T, d).
-    size: ℓ, tokens of a block.
+class Asked(NamedTuple):
+    """What queries of a layer attend to. queries: (H, t, d), scaled, at places (t,) of the text. keys, values: (H_kv, T,
+    d). scoring, sinks: of the layer.
     """
-    heads, count = len(keys), keys.shape[1] // size
-    rows = queries.unflatten(0, (heads, -1))  # (H_kv, G, t, d)
-    scores = capped(torch.einsum("hgtd,hsd->hgts", rows, keys), scoring.softcap)
-    at, own = torch.arange(keys.shape[1], device=keys.device), (places // size)[:, None]
-    is_local = (at // size == own) & (at <= places[:, None])
+
+    queries: Tensor
+    places: Tensor
+    keys: Tensor
+    values: Tensor
+    scoring: Scoring
+    sinks: Sinks | None
+
+
+def loss_of(landmarks: LayerLandmarks, asked: Asked, size: int) -> Tensor:
+    """KL(model ‖ landmarks) of a layer, nats, a mean over heads and queries: of the shares of attention that go to the
+    tokens of a query's own block, and to each block before. size: ℓ, tokens of a block.
+    """
+    keys, heads, count = asked.keys, len(asked.keys), asked.keys.shape[1] // size
+    rows = asked.queries.unflatten(0, (heads, -1))  # (H_kv, G, t, d)
+    scores = capped(torch.einsum("hgtd,hsd->hgts", rows, keys), asked.scoring.softcap)
+    at, own = torch.arange(keys.shape[1], device=keys.device), (asked.places // size)[:, None]
+    is_local = (at // size == own) & (at <= asked.places[:, None])
     is_far = torch.arange(count, device=keys.device) < own
     local = scores.masked_fill(~is_local, -torch.inf).logsumexp(-1)
+    if asked.sinks is not None:
+        local = torch.logaddexp(local, asked.sinks.scores.to(local).view(heads, -1, 1))
     true = scores[..., : count * size].unflatten(-1, (count, size)).logsumexp(-1)
-    blocks = (x[:, : count * size].unflatten(1, (count, size)) for x in (keys, values))
-    gates = landmarks.score(rows, landmarks.summarise(*blocks, 0), scoring.softcap)
+    blocks = (x[:, : count * size].unflatten(1, (count, size)) for x in (keys, asked.values))
+    gates = landmarks.score(rows, landmarks.summarise(*blocks, 0), asked.scoring.softcap)
     true, gates = (x.masked_fill(~is_far, -torch.inf) for x in (true, gates))
     total, gated = (torch.logaddexp(local, x.logsumexp(-1)) for x in (true, gates))
     shares = (true - total[..., None]).exp()
@@ -124,7 +137,7 @@ class Teaching:
         self._optimizer.param_groups[0]["lr"] = self.settings.max_lr * share
         self._optimizer.step()
         self.step += 1
-        return {number: float(x) for number, x in losses.items()}
+        return {number: float(x.detach()) for number, x in losses.items()}
 
     @torch.no_grad()
     def validate(self, ids: Sequence[int]) -> dict[int, float]:
@@ -149,9 +162,9 @@ class Teaching:
         assert self.landmarks is not None
         found = {}
         for number, (keys, values) in kept.items():
-            queries, scoring, _ = attended.asked[number]
-            given = queries, keys, values, places.to(keys.device), size, scoring
-            found[number] = loss_of(self.landmarks.layers[number], *given)
+            own, at = self.landmarks.layers[number], places.to(keys.device)
+            asked = [Asked(q, at, keys, values, scoring, sinks) for q, scoring, sinks in attended.asked[number]]
+            found[number] = torch.stack([loss_of(own, each, size) for each in asked]).mean()
         return found
 
     def _begin(self, attended: Attended, kept: Mapping[int, tuple[Tensor, Tensor]], cache: LandmarkCache) -> None:
@@ -162,7 +175,7 @@ class Teaching:
             turns = number not in attended.unrotated_layers
             sizes = torch.stack([x.square().mean().sqrt().cpu() for x in pair])
             own = frequencies.float().cpu() if turns else torch.zeros(0)
-            layers[number] = heads, len(attended.asked[number][0]) // heads, dim, sizes, own
+            layers[number] = heads, len(attended.asked[number][0][0]) // heads, dim, sizes, own
         self.landmarks = Landmarks.new(self._size, self.settings.vectors, self._digest, layers)
         self._optimise()
 

@@ -6,9 +6,10 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from landmark.attention import Scoring, Sinks
 from landmark.memory.blocks.scorers.landmarks import Landmarks
 from landmark.models.huggingface import use_landmarks, wrap
-from landmark.models.huggingface.teaching import Teaching, TeachSettings, window
+from landmark.models.huggingface.teaching import Asked, Teaching, TeachSettings, loss_of, window
 from landmark.utils.errors import UserError
 from tests.models.huggingface.conftest import make_model, make_tokenizer
 
@@ -29,6 +30,31 @@ def sharp(family):
 
 def ids(step, settings=SETTINGS):
     return window(TEXT, step, settings, [7], lambda text: [ord(x) for x in text])
+
+
+def test_the_loss_is_the_divergence_of_the_shares_of_attention():
+    """Query by query, with sinks and a softcap."""
+    heads, group, dim, length, size = 2, 2, 4, 17, 5
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, length, dim, generator=draw).double() for n in (heads * group, heads, heads))
+    sinks, places = Sinks(torch.randn(heads * group, generator=draw).double()), torch.tensor([5, 9, 14, 16])
+    own = {0: (heads, group, dim, torch.ones(2), torch.tensor([0.3]))}
+    layer = Landmarks.new(size, 2, None, own).layers[0]
+    asked = Asked(q[:, places], places, k, v, Scoring(softcap=2.0), sinks)
+    summaries = layer.summarise(*(x[:, :15].unflatten(1, (3, size)) for x in (k, v)), 0)
+    gates = layer.score(asked.queries.unflatten(0, (heads, group)), summaries, 2.0).flatten(0, 1)
+    losses = []
+    for head in range(heads * group):
+        for number, place in enumerate(places.tolist()):
+            scores = 2 * (k[head // group, : place + 1] @ q[head, place] / 2).tanh()
+            before = place // size
+            local = torch.cat([scores[before * size :], sinks.scores[head, None]]).logsumexp(0)
+            true = [scores[at * size : (at + 1) * size].logsumexp(0) for at in range(before)]
+            p, r = (
+                torch.stack([local, *x]).softmax(0) for x in (true, [gates[head, number, at] for at in range(before)])
+            )
+            losses.append((p * (p / r).log()).sum())
+    torch.testing.assert_close(loss_of(layer, asked, size), torch.stack(losses).mean(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_neox", "smollm3"])

@@ -88,14 +88,14 @@ class LandmarkCache(Cache):
         alone = _MemoryLayer, DummyLayer
         self._numbers_of_others = [n for n, layer in enumerate(self.layers) if type(layer) not in alone]
         self.landmark_layers = landmark_layers(model)
-        self._frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
+        self.frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
         self.memory: TextMemory
         if isinstance(settings, BlockCacheSettings):
             self.memory = BlockCache(
                 block_size,
                 **vars(settings),
                 positions=getattr(text_config(model), "max_position_embeddings", None),
-                frequencies=self._frequencies,
+                frequencies=self.frequencies,
                 unrotated_layers=unrotated_layers(model),
                 observer=observer,
             )
@@ -105,6 +105,8 @@ class LandmarkCache(Cache):
             self.memory = memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
         self._local = getattr(getattr(model, "landmarks", None), "local", 0)
         self._be_of(model)
+        if isinstance(settings, BlockCacheSettings):
+            cast(BlockCache, self.memory).scorer.check_model(self._model.digest, block_size)
         self.marks: list[Mark] | None = None
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self.next_token: Any = None  # a `landmark.models.huggingface.next_token.NextToken`, once it has read a token
@@ -248,12 +250,12 @@ class LandmarkCache(Cache):
         self._chunk.attended.add(layer)
         if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self.has_others else None
-            q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
+            q, k = (unrotate(x, positions, self.frequencies) for x in (q, k))
         if (scale := self._rotation.scales.get(layer)) is not None:  # scores are the same, and keys can be rotated
             weight = cast(PreTrainedModel, self._model()).get_parameter(scale)
             q, k = q * weight, k / weight
         if self._rotation.neighbours:  # scores are the same in any order of channels
-            q, k = (apart(x, len(self._frequencies)) for x in (q, k))
+            q, k = (apart(x, len(self.frequencies)) for x in (q, k))
         channels = v.shape[-1]
         if channels < k.shape[-1]:
             v = nn.functional.pad(v, (0, k.shape[-1] - channels))

@@ -204,6 +204,8 @@ class ModelConfig:
     # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     bits: int | None = one_of(None, 4, 8)  # of the weights of its linear layers where it reads; null: as they are
+    # File of landmarks that were learned from that model (task=teach), which choose blocks; of task=teach the file made.
+    landmarks: str | None = None
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = REQUIRED
     num_heads: int = REQUIRED
@@ -243,7 +245,7 @@ def decoder_config(model: ModelConfig, tokenizer: Any = None, cmt: bool = False)
     values: dict[str, Any] = {"vocab_size": vocab_size, "landmark_id": landmark, "cmt": cmt}
     for item in fields(model):
         has_it = item.metadata.get("kind", model.kind) == model.kind
-        if has_it and item.name not in ("name", "as_is", "dtype", "bits", "lora_rank"):
+        if has_it and item.name not in ("name", "as_is", "dtype", "bits", "landmarks", "lora_rank"):
             values[item.name] = getattr(model, item.name)
     config = DecoderConfig.from_flat(values)
     if model.as_is and config.landmarks is not None:

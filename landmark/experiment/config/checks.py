@@ -7,7 +7,15 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from landmark.experiment.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
+from landmark.experiment.config.schema import (
+    SYNTHETIC,
+    UNIQUE_BLOCKS,
+    Config,
+    ModelConfig,
+    TeachConfig,
+    TrainConfig,
+    value_of,
+)
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
@@ -80,7 +88,8 @@ def _has_sources(config: Config) -> bool:
 
 
 def _has_seed(config: Config) -> bool:
-    is_drawn = config.task in ("generate", "chat") or config.retrieval.scorer == "random"
+    is_drawn = config.task in ("generate", "chat", "teach")
+    is_drawn = is_drawn or (config.retrieval.scorer == "random" and not config.model.as_is)
     return _is_trained_here(config) or is_drawn
 
 
@@ -96,7 +105,7 @@ _LANDMARK_FIELDS, _BLOCK_CACHE_FIELDS = (
 _MEMORY_FIELDS = _BLOCK_CACHE_FIELDS | _LANDMARK_FIELDS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "bits", "lora_rank", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "bits", "lora_rank", "landmarks", "block_size", "cache")
 _OF_OURS = (
     *("cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -141,6 +150,11 @@ _NEEDED = (
         tuple(key for key in _LANDMARK_FIELDS if key not in (*_BLOCK_CACHE_FIELDS, "seed")),
         "a model with landmarks",
         lambda c: not c.model.as_is,
+    ),
+    Used(
+        ("model.landmarks",),
+        "model=pretrained, whose retrieval.scorer they are",
+        lambda c: bool(c.model.as_is) and c.model.kind == "landmark" and c.retrieval.scorer == MemorySettings.scorer,
     ),
     Used(
         ("model.as_is", "model.dtype", "model.bits", "model.lora_rank"),
@@ -188,6 +202,7 @@ _OF_TASKS = (
     Used(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
     Used(("generate.sources",), "model=pretrained, and an answer about prompt_file or memory.load", _has_sources),
     Used(("generate.from_sources",), "generate.sources, their number", lambda c: c.generate.sources > 0),
+    Used(tuple(f"teach.{item.name}" for item in fields(TeachConfig)), "task=teach", lambda c: c.task == "teach"),
     Used(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 
@@ -226,6 +241,8 @@ def check(config: Config) -> None:
 def check_task(config: Config) -> None:
     """Raise UserError where the task has no use for a prompt, a memory to load or save, or a file to write."""
     _check_needed(config, _OF_TASKS)
+    if config.task == "teach" and not (config.model.as_is and config.model.landmarks):
+        raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
     if config.task in ("generate", "inspect") and config.prompt is None and config.prompt_file is None:
         raise UserError(f"task={config.task}: set prompt='…' or prompt_file=FILE (- for standard input)")
 

@@ -99,8 +99,11 @@ def alike(kinds: Sequence[Any], most: int) -> Iterator[list[int]]:
 
 def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory: Any) -> Tensor:
     """Losses (B, L) of predictions of raw ids (B, L+1). memory: empty, for the batch; None: nothing is kept."""
-    chunks = zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True)
-    return torch.cat([token_losses(model(chunk, memory=memory), following) for chunk, following in chunks], 1)
+    losses = []
+    for read, logits in model.read_text(tokens[:, :-1], memory, kept=tokens.shape[1] - 1, most=local):
+        assert logits is not None
+        losses.append(token_losses(logits, tokens[:, 1 + read - logits.shape[1] : 1 + read]))
+    return torch.cat(losses, 1)
 
 
 def token_losses(logits: Tensor, following: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from landmark.experiment.config import SYNTHETIC, Config
-from landmark.experiment.config.schema import UNIQUE_BLOCKS, memory_settings
+from landmark.experiment.config.schema import LANDMARKS, UNIQUE_BLOCKS, memory_settings
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.utils.constants import (
     ANSWER_WEIGHT,
@@ -18,6 +19,8 @@ from landmark.utils.constants import (
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
+from landmark.utils.errors import UserError
+from landmark.utils.files import sha256_file
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -87,6 +90,10 @@ def _memory_identity(config: Config) -> dict[str, Any]:
     if isinstance(memory, BlockCacheSettings):
         hidden = [item.name for item in fields(memory) if not item.metadata.get("in_identity", True)]
         saved = {name: value for name, value in memory.saved().items() if name not in hidden}
+        if (file := config.model.landmarks) is not None:
+            if not Path(file).is_file():
+                raise UserError(f"model.landmarks={file}: there is no such file, task=teach makes it")
+            saved |= {"scorer": LANDMARKS, "landmarks": sha256_file(Path(file))}
         return {"k": memory.k, "blocks": None} | saved
     for item in fields(memory):
         value, said = getattr(memory, item.name), item.metadata

@@ -54,10 +54,10 @@ def test_keys_are_those_of_a_text_alone_that_begins_where_the_one_before_ends(na
             joined(memory_of(wrapped, each) for each in texts[:2])
         return
     memory = joined(memory_of(wrapped, each) for each in texts[:3])
-    assert memory.memory.starts == (0, 37, 78)
+    assert memory.starts == (0, 37, 78)
     assert memory.get_seq_length() == sum(PARTS)
     own = [DynamicCache(config=plain.config) for _ in PARTS]
-    for start, ids, cache in zip(memory.memory.starts, texts[:3], own, strict=True):
+    for start, ids, cache in zip(memory.starts, texts[:3], own, strict=True):
         with torch.no_grad():
             plain(ids, past_key_values=cache, position_ids=torch.arange(start, start + ids.shape[1])[None])
     for number, layer in enumerate(memory.layers):

@@ -13,7 +13,7 @@ from landmark.config.schema import TASKS
 from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
 from landmark.experiment.records import Record
 from landmark.experiment.runner import Runner
-from landmark.results.columns import COLUMNS, Source, TableRow
+from landmark.results.columns import COLUMNS, Source, TableRow, text_of
 from landmark.results.tables import check_figure
 from landmark.utils.errors import Diverged, UserError, counted
 
@@ -154,7 +154,7 @@ class Command:
 
 def summary(record: Record, is_new: bool) -> str:
     """What a row measured, in the words of its table. is_new: whether it was evaluated now."""
-    row = TableRow.of(Source(record["labels"]["row"], [record], {}, "", None))
+    row = TableRow.of(Source(record["labels"]["row"], [record], {}, "", None, text_of([record])))
     said = [f"{COLUMNS[key].title.partition(',')[0]} {row.cell(key)}" for key in _SAID if row.cell(key) != "-"]
     return ", ".join([*said, f"{record['results']['seconds']:.0f} s" if is_new else "from its record"])
 

@@ -20,7 +20,7 @@ from landmark.memory.settings import GRANULARITIES
 from landmark.models import Decoder
 from landmark.training.fit import training_flops_per_token
 from landmark.utils.flops import flops_per_token, keys_per_query
-from landmark.utils.significance import mean_and_error, paired_difference
+from landmark.utils.significance import paired_difference
 from tests.configurations import changed, decoder_config
 from tests.models.test_decoder import tiny
 from tests.training.training_case import make_config
@@ -176,11 +176,9 @@ def test_losses_of_both_copies_by_hand(shape, local, stream):
     assert results["second_copy"] == results["nll"] == pytest.approx(sum(second) / (6 * 29), rel=1e-5)
     assert results["perplexity"] == pytest.approx(math.exp(results["nll"]))
     assert (results["prompts"], results["tokens"]) == (6, 6 * 29)
-    assert results["nll_se"] == pytest.approx(mean_and_error([[0, 29, nats] for nats in second])[1], rel=1e-3)
     assert results["first_copy"] == pytest.approx(sum(first) / (6 * 29), rel=1e-5)
-    assert results["first_copy_se"] == pytest.approx(np.std(first, ddof=1) / 29 / math.sqrt(6), rel=1e-3)
     assert results["first_segments"] != results["segments"]
-    assert paired_difference(results["segments"], results["first_segments"]).stretches == 6
+    assert paired_difference([results["segments"]], [results["first_segments"]]).nats < 0
 
 
 def test_long_texts_have_cells_of_several_blocks():

@@ -84,12 +84,18 @@ class Command:
         return suggested_command(*more, multirun=multirun or (is_sweep and is_free))
 
     def prepare(self) -> None:
-        """Tokenise the corpora of the rows, and print the folder and sizes of each."""
+        """Tokenise the corpora of the rows, and print the folder and sizes of each. Of one that was prepared before the
+        texts are compared.
+        """
         seen = set()
         for config in (config for row in self.rows for config in row.configs):
-            corpus = self.runner.inputs.corpus(config)
+            inputs = self.runner.inputs
+            was_prepared = inputs.prepared_corpus(config) is not None
+            corpus = inputs.corpus(config)
             if corpus.folder not in seen:
                 seen.add(corpus.folder)
+                if was_prepared and inputs.has_same_texts(config):
+                    print(f"{corpus.folder}: its files were read again, and have the same texts")
                 splits = corpus.manifest["splits"].items()
                 sizes = ", ".join(f"{name} {split['tokens']:,} tokens" for name, split in splits)
                 print(f"{corpus.folder}: {sizes or 'nothing to prepare'}")

@@ -15,12 +15,14 @@ An extension of the package declares the settings of the model that it reads, fi
 - `evaluate(model, stream, tokenizer, config, progress)`: in place of perplexity.
 """
 
+import hashlib
 import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from landmark.utils.errors import UserError
@@ -44,6 +46,19 @@ def find_extension(package: str, name: str, attribute: str, key: str) -> str:
     if not _can_be_imported(whole):
         raise _missing(package, name, attribute, key)
     return whole
+
+
+def module_sha256(name: str, key: str) -> str:
+    """SHA-256 of the file of one's own module; of a package, of all its files. Raises UserError where there is none."""
+    find_extension("", name, "Model", key)
+    spec = find_spec(name)
+    assert spec is not None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in sorted(place.rglob("*.py"))] or [Path(str(spec.origin))]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _missing(package: str, name: str, attribute: str, key: str) -> UserError:

@@ -65,7 +65,7 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
     assert sum(counted) < len(BOOK) + 300
     counted.clear()
     later, _ = ask("task=chat", f"memory.load={kept}", questions="When?\n")
-    memory, tokenizer = ask.model.new_memory(), ask.tokenizer
+    memory, tokenizer = ask.model.new_memory(k=2, window=9), ask.tokenizer
     assert sum(counted) < 300
     memory.load(kept)
     chat = [user("Who?"), said(answers[0]), user("Where?"), said(answers[1])]

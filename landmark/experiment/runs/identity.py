@@ -18,7 +18,7 @@ from landmark.utils.constants import (
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
-from landmark.utils.extensions import hooks
+from landmark.utils.extensions import hooks, module_sha256
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -60,6 +60,8 @@ def run_settings(
         settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
+    if (own := config.model.architecture) is not None and "." in own:
+        settings["module"] = module_sha256(own, "model.architecture")
     if beginning:
         settings["beginning"] = list(beginning)
     if config.model.as_is:  # nothing is trained
@@ -95,6 +97,8 @@ def _memory_identity(config: Config) -> dict[str, Any]:
         is_told = item.name in _ALWAYS or (value != item.default and getattr(memory, other) in values)
         if is_told and said.get("in_identity", True):
             settings[said["key"].rpartition(".")[2]] = value
+    if memory.scorer == "random" and config.seed and (config.run is not None or config.model.as_is):
+        settings["seed"] = config.seed  # which the run's identity does not have
     if config.eval.task == UNIQUE_BLOCKS:
         settings["retrieval_statistics"] = True
     if config.cmt.enabled:

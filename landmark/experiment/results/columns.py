@@ -118,6 +118,13 @@ def share_of_searching(source: Source) -> float:
     return statistics.fmean(searching / seconds for searching, seconds in shares)
 
 
+def tokens_read(source: Source) -> float | None:
+    """Tokens of a prompt as the model reads it, mean, with those that begin a text and without the answer."""
+    if kind_of(source.records[0]["results"]) != "answers" or None in source.results("tokens"):
+        return None
+    return statistics.fmean(each / source.results("prompts")[0] for each in source.results("tokens"))
+
+
 def printed(key: str, kind: type) -> Reducer:
     """A number of the paper's."""
     return lambda source: kind(text) if (text := source.printed.get(key)) else None
@@ -245,6 +252,7 @@ class TableRow:
     accuracy_low: float | None = column(bound_of_accuracy(0))
     accuracy_high: float | None = column(bound_of_accuracy(1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
+    tokens_read: float | None = column(tokens_read, "tokens read", ",.0f", group=3)  # of a prompt, mean
     # Of a chunk, mean over layers and samples.
     distinct_blocks: float | None = column(mean("retrieval", "distinct_blocks"), "distinct blocks", ".1f", group=3)
     # Keys and values to move to the device for a chunk, all layers.

@@ -13,6 +13,7 @@ from landmark.utils.constants import (
     ANSWER_WEIGHT,
     BETAS,
     DENSE_SHARE,
+    PASSKEY_PROMPTS_VERSION,
     PASSKEY_VERSION,
     ROPE_BASE,
     RULER_SAMPLES_VERSION,
@@ -131,7 +132,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.eval.question is not None:
         asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
         if config.eval.task == "passkey":
-            asked["needles"] = config.data.needles
+            asked |= {"needles": config.data.needles, "task_version": PASSKEY_PROMPTS_VERSION}
         settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment

@@ -69,6 +69,8 @@ class Inputs:
     def prepared_corpus(self, config: Config) -> "Corpus | SyntheticCorpus | None":
         """The corpus where it is prepared, else None. Raises UserError where it is damaged."""
         key = str((config.data, config.tokenizer))
+        if config.data.name in SYNTHETIC:  # prompts leave room for their answers
+            key += f", {config.eval.generated}"
         if key not in self._corpora:
             from landmark.experiment.data import find
 
@@ -107,7 +109,9 @@ class Inputs:
         from landmark.experiment.data import SyntheticCorpus
         from landmark.experiment.data.passkey import Passkey
 
-        return SyntheticCorpus(Passkey(config.data.needles), self.tokenizer(config))
+        return SyntheticCorpus(
+            Passkey(config.data.needles, generated=config.eval.generated or 0), self.tokenizer(config)
+        )
 
     def weights_sha256(self, name: str) -> str:
         """SHA-256 of the weights of a model of transformers, by its folder or its name on the hub."""

@@ -67,7 +67,7 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
     assert sum(counted) < len(BOOK) + 300
     counted.clear()
     later, _ = ask("task=chat", f"memory.load={kept}", questions="When?\n")
-    memory, tokenizer = ask.model.new_memory(), ask.tokenizer
+    memory, tokenizer = ask.model.new_memory(k=2, window=9), ask.tokenizer
     assert sum(counted) < 300
     memory.load(kept)
     chat = [user("Who?"), said(answers[0]), user("Where?"), said(answers[1])]
@@ -303,20 +303,20 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     """In the order of the text. The memory of the text stays for the next question."""
     text = "\n\n".join(["Herons wait here. " * 9, "The zebra sleeps in Quito. ", "It is late. " * 9, "Nobody."])
     (ask.folder / "long.txt").write_text(text)
-    common, question = "model.block_size=24", "Where sleeps the zebra?"
+    common, question = ("model.block_size=24", "memory.dense=0"), "Where sleeps the zebra?"
     about = f"prompt_file={ask.folder / 'long.txt'}", "generate.sources=2", "generate.from_sources=true"
-    answer, err = ask("task=generate", f"prompt={question}", *about, common)
+    answer, err = ask("task=generate", f"prompt={question}", *about, *common)
     shown = [(int(a), int(b)) for a, b in re.findall(r"^\[\d\] long.txt, .* (\d+) to (\d+) ", err, re.M)]
     assert len(shown) == 2
     (ask.folder / "alone.txt").write_text("".join(f"{text[start:end]}\n\n" for start, end in sorted(shown)))
     alone = f"prompt_file={ask.folder / 'alone.txt'}"
-    assert answer == ask("task=generate", f"prompt={question}", alone, common)[0]
-    assert answer != ask("task=generate", f"prompt={question}", about[0], common)[0]
-    out, err = ask("task=chat", *about, common, questions=f"{question}\nWho?\n/sources 1\n")
-    assert out.splitlines()[0] == ask("task=chat", alone, common, questions=f"{question}\n")[0].splitlines()[0]
+    assert answer == ask("task=generate", f"prompt={question}", alone, *common)[0]
+    assert answer != ask("task=generate", f"prompt={question}", about[0], *common)[0]
+    out, err = ask("task=chat", *about, *common, questions=f"{question}\nWho?\n/sources 1\n")
+    assert out.splitlines()[0] == ask("task=chat", alone, *common, questions=f"{question}\n")[0].splitlines()[0]
     assert err.count("[1] long.txt, ") == 3
     with pytest.raises(UserError, match=r"generate.from_sources=True: is for generate.sources, their number"):
-        ask("task=generate", "prompt=Who?", about[0], about[2], common)
+        ask("task=generate", "prompt=Who?", about[0], about[2], *common)
 
 
 def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(ask, monkeypatch):

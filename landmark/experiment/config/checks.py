@@ -252,7 +252,8 @@ def resolve(config: Config) -> Config:
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
-    if config.model.as_is and config.memory.dense is None:  # rows measure blocks, on each device alike
+    is_row = config.task not in ("generate", "chat")  # rows measure blocks, on each device alike
+    if is_row and config.model.as_is and config.memory.dense is None:
         config = replace(config, memory=replace(config.memory, dense=0))
     if config.eval.local is not None:
         return config

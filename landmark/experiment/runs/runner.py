@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import os
 import shlex
 import sys
@@ -230,8 +229,9 @@ def train_here(
 
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
-    """The results of a row whose run is trained."""
+    """The results of a row whose run is trained; of text also documents, the first tokens of those that were read."""
     from landmark.experiment.data import SyntheticCorpus
+    from landmark.experiment.data.evaluation_texts import document_starts
     from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_masked, evaluate_recall
     from landmark.models import decoder_config, load
 
@@ -249,9 +249,8 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
             results = evaluate_masked(model, stream, tokenizer, config, progress)
         else:
             results = evaluate(model, stream, tokenizer, config, progress)
-    # One segment has no standard error.
-    undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
-    return results | undefined
+    firsts = [first for first, *_ in results["segments"]]
+    return results | {"documents": document_starts(stream.tokens, tokenizer.eot, firsts)}
 
 
 def evaluation_device(config: Config) -> str:

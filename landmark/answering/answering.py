@@ -73,8 +73,13 @@ class Answering:
         self, ids: Tensor, cache: Any, gone: threading.Event | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Read more of texts of one length, ids (B, T); the logits (B, vocabulary) after them. cache: has read what is
-        before. progress: gets the tokens read, and all. Raises Gone where nobody waits any more.
+        before; its last tokens are read again with these (`LandmarkCache.settle`). progress: gets the tokens read, and
+        all. Raises Gone where nobody waits any more.
         """
+        return self._read(ids, cache, gone, progress, settles=True)
+
+    def _read(self, ids: Tensor, cache: Any, gone: Any, progress: Progress | None = None, *, settles: bool) -> Tensor:
+        """As `read`. settles: False: the ids are an answer's, which goes on."""
         length, start, has_blocks = ids.shape[1], 0, isinstance(cache, LandmarkCache)
         logits = torch.empty(0)
         while start < length:
@@ -82,6 +87,8 @@ class Answering:
                 if gone is not None and gone.is_set():
                     raise Gone
                 if has_blocks and not start:
+                    if settles:
+                        cache.settle()
                     cache.expect(length)
                 stop = start + self._next_stop(cache, length - start)
                 given: dict[str, Any] = {"prefill": stop < length} if has_blocks else {}
@@ -143,7 +150,8 @@ class Answering:
         rest = torch.tensor([list(ids[cache.get_seq_length() :]) for ids in texts])
         logits = self.read(rest, cache, gone, progress)
         choose = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
-        return follow(logits, lambda tokens: self.read(tokens, cache, gone), choose, most, self.ends)
+        read = lambda tokens: self._read(tokens, cache, gone, settles=False)  # noqa: E731
+        return follow(logits, read, choose, most, self.ends)
 
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""

@@ -81,6 +81,7 @@ def sources(
         if not (asking := differing(ids, other)) or len(read) < size:
             return []
         mark = cache.mark_before(asking.start)
+        assert mark is not None or not cache.ends
         fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
         watched: Any = Watched(cast(BlockCache, fork.memory), len(read) // size, asking)
         fork.marks, fork.memory = None, watched

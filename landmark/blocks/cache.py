@@ -93,7 +93,7 @@ class BlockCache:
 
     model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
     the same. None: the model has no such string. settled: tokens at the beginning of the text whose keys and values
-    depend on the text alone. starts: positions at which texts begin that were read alone (`append`); 0 is the first.
+    depend on the text alone. ends: positions at which texts end that were read alone (`append`); (): the text is one.
     """
 
     is_rotated = True  # whether keys come with the positions that the model gives them
@@ -157,7 +157,7 @@ class BlockCache:
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
         self.layers: dict[int, _Layer] = {}
-        self.starts = (0,)
+        self.ends: tuple[int, ...] = ()
         self._begin_tokens()
 
     def _begin_tokens(self) -> None:
@@ -373,7 +373,8 @@ class BlockCache:
             own.write(start, keys, values, self._rounded(start + other.position), self._expected)
         self.position += other.position
         self.settled = self._whole(start + other.settled) if start else other.settled
-        self.starts = (*self.starts, start) if start else (0,)
+        behind = (start + end for end in (*other.ends[:-1], other.position))
+        self.ends = (*self.ends[:-1], start, *behind) if start else other.ends
         self._chunks += other._chunks
 
     def is_end(self, tokens: int, local: int) -> bool:
@@ -381,8 +382,10 @@ class BlockCache:
         return tokens > 1 and self.settled == self.position
 
     def fork_point(self, tokens: int) -> int:
-        """The last place among the first `tokens` of the text before which nothing depends on what follows."""
-        return self._whole(min(tokens, self.settled))
+        """The last place among the first `tokens` of the text before which nothing depends on what follows; 0: they
+        are not all of the texts that were read alone.
+        """
+        return self._whole(min(tokens, self.settled)) if tokens >= max(self.ends, default=0) else 0
 
     def _whole(self, tokens: int) -> int:
         """Tokens up to the last block's end, or those that read all keys."""
@@ -457,7 +460,8 @@ class BlockCache:
             for number, state in self.layers.items():
                 for name, x in (("keys", state.keys), ("values", state.values)):
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
-            places = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places: dict[str, Any] = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places |= {"ends": self.ends} if self.ends else {}
             with name_in_errors(folder):
                 save_file(tensors, temporary / TENSORS)
             write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), **places})
@@ -493,8 +497,12 @@ class BlockCache:
             raise UserError(f"{folder / CONTENT}: position={position} is not that of the tensors: {REMEDY}")
         if not isinstance(settled, int) or not 0 <= settled <= position:
             raise UserError(f"{folder / CONTENT}: settled={settled} must be from 0 to position={position}: {REMEDY}")
+        ends = content.get("ends", [])
+        bounds = [0, *ends, position + 1] if isinstance(ends, list) else []
+        if not bounds or any(type(b) is not int or a >= b for a, b in pairwise(bounds)):
+            raise UserError(f"{folder / CONTENT}: ends={ends} must rise from 1 to position={position}: {REMEDY}")
         self.reset()
-        self.position, self.settled, self.layers = position, settled, layers
+        self.position, self.settled, self.layers, self.ends = position, settled, layers, tuple(ends)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal in a memory that loads this one."""

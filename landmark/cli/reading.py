@@ -216,7 +216,7 @@ class Conversation:
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
-        self._loaded, self._given, self._starts = config.memory.loaded, config.prompt_file, (0,)
+        self._loaded, self._given, self._saved = config.memory.loaded, config.prompt_file, None
         self._places = beside_memory(config.prompt_file, next(iter(self._loaded), None))
         if self._loaded:
             self._load()
@@ -225,21 +225,28 @@ class Conversation:
 
             for text in prompt_texts(config):
                 self._before += self._answering.chats.text_ids(text, not self._before)
-            with self._answering.prefixes.using(self._before) as self._cache, progress_bar("reading") as progress:
+            using = self._answering.prefixes.using(self._before, saved=self._saved)
+            with using as self._cache, progress_bar("reading") as progress:
                 rest = torch.tensor([self._before[self._cache.get_seq_length() :]])
                 self._answering.read(rest, self._cache, progress=progress)
 
     def _load(self) -> None:
+        from landmark.huggingface.prefixes import Saved
+
         prefixes, file = self._answering.prefixes, Path(self._loaded[0]) / CHAT
-        self._cache = prefixes.model.new_memory(**prefixes.settings)
-        self._cache.load(self._loaded)
+
+        def load() -> Any:
+            cache = prefixes.model.new_memory(**prefixes.settings)
+            cache.load(self._loaded)
+            return cache
+
+        self._cache = load()
         prefixes.add(self._cache)
         self._before = self._cache.ids[0].tolist()
-        if len(self._loaded) > 1:  # chats among them are texts
-            self._starts = self._cache.starts
-        elif file.is_file():
+        if len(self._loaded) == 1 and file.is_file():  # of several, chats are texts too
             saved = read_json(file, {"before": int, "messages": list})
             self._before, self._messages = self._before[: saved["before"]], saved["messages"]
+        self._saved = Saved(len(self._before), self._cache.ends, load)
 
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
@@ -258,7 +265,7 @@ class Conversation:
             return
         ids = [*before, *answering.chats.ids(messages, not before, settings=self._settings.template)]
         answer = answering.new_answer(ids, True, self._stop)
-        with _interruptible() as gone, answering.prefixes.using(ids) as cache:
+        with _interruptible() as gone, answering.prefixes.using(ids, saved=None if found else self._saved) as cache:
             self._cache = self._cache if found else cache
             try:
                 for delta in answering.answer(ids, cache, answer, self._sampling, max(1, self._settings.tokens), gone):
@@ -279,7 +286,7 @@ class Conversation:
 
         answering = self._answering
         ids = [*self._before, *answering.chats.ids(messages, begins=False, settings=self._settings.template)]
-        with answering.prefixes.using(ids) as self._cache:
+        with answering.prefixes.using(ids, saved=self._saved) as self._cache:
             if rest := self._before[self._cache.get_seq_length() :]:
                 answering.read(torch.tensor([rest]), self._cache, gone)
             return self._sources(messages, self._settings.sources, gone)
@@ -301,7 +308,8 @@ class Conversation:
         chats, before = self._answering.chats, self._before
         both = ([*messages[:-1], each] for each in (messages[-1], {**messages[-1], "content": NULL}))
         ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
-        documents = documents_read(chats.decode, before, self._given, self._loaded, self._starts)
+        starts = (0, *self._saved.ends[:-1]) if self._saved else (0,)
+        documents = documents_read(chats.decode, before, self._given, self._loaded, starts)
         return sources(self._answering, self._cache, documents, before, ids, null, most, gone)
 
     def save(self, folder: str) -> None:

@@ -168,9 +168,14 @@ class LandmarkCache(Cache):
         return [piece.stop - unread for piece in pieces if piece.stop > unread]
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each text ends that was read alone (`joined`), in tokens; (): the text is one."""
+        return getattr(self.memory, "ends", ())
+
+    @property
     def starts(self) -> tuple[int, ...]:
-        """The first token of each text that was read alone (`joined`)."""
-        return getattr(self.memory, "starts", (0,))
+        """The first token of each text that was read alone."""
+        return (0, *self.ends[:-1])
 
     @property
     def settled(self) -> int:
@@ -420,10 +425,16 @@ class LandmarkCache(Cache):
         if len(self.marks) > MARKS:
             at, end = [0, *(mark.tokens for mark in self.marks)], self.memory.tokens_read + 1
             gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
+            if self.ends:  # the first one is behind the texts that were read alone, and cannot be made again
+                gaps[0] = torch.inf
             del self.marks[gaps.index(min(gaps))]
 
     def mark_before(self, tokens: int) -> Mark | None:
-        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none."""
+        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none, as among
+        tokens that are not all of the texts that were read alone.
+        """
+        if tokens < max(self.ends, default=0):
+            return None
         if self.marks is not None and not self.has_others and (at := self.memory.fork_point(tokens)):
             return Mark(at, at, {}, {})
         marks = [mark for mark in self.marks or [] if mark.tokens <= tokens]

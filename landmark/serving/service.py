@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Generator
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +20,8 @@ from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
 from landmark.answering.sources import NULL, Source, check_sources, sources, text_of_sources
 from landmark.documents import Document, beside_memory, placed
-from landmark.huggingface import LandmarkCache
+from landmark.huggingface import LandmarkCache, joined
+from landmark.huggingface.prefixes import Saved
 from landmark.serving.memories import Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion
 from landmark.serving.responses import Response
@@ -89,8 +91,11 @@ class Service:
         names, parts = asked.named, [self.memories.ids(client, name) for name in asked.named]
         apart, count = asked.documents_read == "apart" and len(names) > 1, len(self.answering.chats.beginning)
         parts[1:] = [part if apart else part[count:] for part in parts[1:]]
-        document, starts = [*chain(*parts)], tuple(accumulate(map(len, parts[:-1]), initial=0))
-        owner = f"{client}\n{starts}" if apart else client  # what is kept was read in this way too
+        document, ends = [*chain(*parts)], tuple(accumulate(map(len, parts)))
+        saved = None
+        if names:
+            load = partial(self._load, client, names, apart)
+            saved = Saved(len(document), ends, load) if apart else Saved(ends[0], (), load)
         prompt, sampling = self._prompt(asked, not document), asked.sampling(self._recommended)
         ids = [*document, *prompt]
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
@@ -99,6 +104,7 @@ class Service:
         read, null = list[tuple[int, Document]](), list[int]()
         if asked.sources:
             check_sources(self.answering.model)
+            starts = (0, *ends[:-1])
             for name, (at, text) in zip(names, placed(self.answering.chats.decode, document, starts), strict=True):
                 read += [(at + begin, each) for begin, each in self.memories.document(client, name, text).parts()]
             null = self._prompt(asked.with_question(NULL), begins=False)
@@ -116,11 +122,7 @@ class Service:
             yield from self.answering.answer(ids, cache, answer, sampling, most, progress.gone, progress)
 
         def deltas() -> Generator[Delta]:
-            if names and not apart and not any(prefixes.has(each, client) for each in (document, parts[0])):
-                prefixes.add(self.memories.memory(client, names[0]), client)
-            with prefixes.using(ids, owner) as cache:
-                if apart and cache.starts != starts:
-                    self._join(cache, client, names, document)
+            with prefixes.using(ids, client, saved) as cache:
                 if not asked.from_sources:
                     yield from answered(ids, cache)
                     behind(cache)
@@ -128,9 +130,9 @@ class Service:
                 if rest := document[cache.get_seq_length() :]:
                     self.answering.read(torch.tensor([rest]), cache, progress.gone, progress)
                 passages = behind(cache)
-            about = (ids, owner)
+            about = (ids, client, saved)
             if passages:
-                about = ([*self.answering.chats.text_ids(text_of_sources(passages)), *prompt], client)
+                about = ([*self.answering.chats.text_ids(text_of_sources(passages)), *prompt], client, None)
             with prefixes.using(*about) as cache:
                 yield from answered(about[0], cache)
 
@@ -139,20 +141,12 @@ class Service:
         head |= {"documents_read": asked.documents_read} if len(names) > 1 else {}
         return Response(deltas(), answer, counts, head, is_chat, found)
 
-    def _join(self, cache: LandmarkCache, client: str, names: list[str], ids: list[int]) -> None:
-        """Let an empty memory have read documents, each alone. Raises UserError where they have not these ids any more,
-        and as `LandmarkCache.append`; then it is empty again.
+    def _load(self, client: str, names: list[str], apart: bool) -> LandmarkCache:
+        """The memory of the first document, or of all, each read alone. Raises UserError as `Memories.memory` and
+        `joined`.
         """
-        try:
-            for name in names:
-                cache.append(self.memories.memory(client, name))
-            if cache.ids[0].tolist() != ids:
-                raise UserError("documents: one of them was replaced meanwhile: ask again")
-        except BaseException:
-            cache.reset()
-            raise
-        cache.settle()
-        cache.add_mark()
+        memories = (self.memories.memory(client, name) for name in names)
+        return joined(memories) if apart else next(memories)
 
     def _prompt(self, asked: Asked, begins: bool) -> list[int]:
         """The ids of the prompt. begins: no document comes before it."""

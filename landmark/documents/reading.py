@@ -120,7 +120,8 @@ def _pdf(content: bytes) -> tuple[str, markup.Places]:
 
     for number, page in enumerate(pages, 1):
         page = re.sub("(\\w{,40})[\ufffe\x02](?=(\\w{,40}))", hyphen, page)
-        if page := page.replace("\r\n", "\n").strip():
+        page = re.sub("\xad(?:[ \t]*\n[ \t]*)?", "", page.replace("\r\n", "\n"))  # soft: it shows at a line's end alone
+        if page := page.strip():
             places.append((len(text), f"page {number}"))
             text += f"{page}\n\n"
     if not places:

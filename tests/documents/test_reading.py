@@ -79,6 +79,29 @@ def test_a_text_and_its_places(content, text, found):
     assert places(document) == found
 
 
+MARKS = (Path(__file__).parents[2] / "docs" / "marks.md").read_text("utf-8").split("\n## ")[1:]
+ROWS = [
+    (section.split("\n")[0], *row.groups())
+    for section in MARKS
+    for row in re.finditer(r"^\| (.*?) \| `(.*?)` \| `(.*?)` \|$", section, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("kind", "mark", "given", "expected"), ROWS, ids=[f"{row[0]}, {row[1]}" for row in ROWS])
+def test_each_mark_becomes_what_the_page_says(kind, mark, given, expected):
+    if kind == "PDF":
+        content = files.pdf(given.replace("&shy;", "\\255").replace("↵", ") Tj 0 -14 Td (")).replace(
+            b"/Helvetica", b"/Helvetica /Encoding << /Differences [173 /sfthyphen] >>"
+        )
+    else:
+        content = files.marked(given) if kind == "DOCX" else f"<html><body><p>{given}</p></body></html>".encode()
+    assert " ".join(document_of(content, "a").text.split()) == expected
+
+
+def test_the_page_of_marks_has_three_tables():
+    assert Counter(kind for kind, *_ in ROWS) == {"HTML and EPUB": 18, "DOCX": 16, "PDF": 3}
+
+
 def test_a_word_that_a_pdf_divides_is_whole_if_it_stands_elsewhere(monkeypatch):
     pages = ["The captain, a well\ufffeknown cap\ufffetain.\r\nHe sat.", " "]
     monkeypatch.setattr(pdf_program, "pages", lambda content, most: pages)

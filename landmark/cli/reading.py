@@ -26,7 +26,7 @@ from landmark.utils.progress import progress_bar
 from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
-    from landmark.answering.sources import Source
+    from landmark.answering.sources import Found, Source
     from landmark.evaluation.generation import GenerationStatistics
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
@@ -58,7 +58,7 @@ def generate(command: Command) -> None:
     if saved is not None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
-    if config.generate.sources:
+    if config.generate.finds:
         _print_sources(statistics.sources)
     print(_summary(statistics), file=sys.stderr)
 
@@ -152,8 +152,12 @@ def _dtype_of_memory(folder: Path) -> str | None:
 def _print_sources(found: "Sequence[Source]") -> None:
     """On standard error, as the answer alone is on standard output."""
     for number, each in enumerate(found, 1):
+        if each.kind == "whole":
+            print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
+            continue
         place = ", ".join(filter(None, (each.document, each.place)))
-        print(f"[{number}] {place}, characters {each.start} to {each.end} ({each.share:.0%})", file=sys.stderr)
+        said = "the beginning of the text" if each.kind == "head" else f"{each.share:.0%}"
+        print(f"[{number}] {place}, characters {each.start} to {each.end} ({said})", file=sys.stderr)
         print(textwrap.indent(each.text, "    "), file=sys.stderr)
     if not found:
         print("no passage of the text was found", file=sys.stderr)
@@ -217,9 +221,9 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
         self._loaded, self._given, self._starts = config.memory.loaded, config.prompt_file, (0,)
-        self._places = beside_memory(config.prompt_file, next(iter(self._loaded), None))
         if self._loaded:
             self._load()
+        self._known = len(self._before)
         if config.prompt_file is not None:
             import torch
 
@@ -228,6 +232,8 @@ class Conversation:
             with self._answering.prefixes.using(self._before) as self._cache, progress_bar("reading") as progress:
                 rest = torch.tensor([self._before[self._cache.get_seq_length() :]])
                 self._answering.read(rest, self._cache, progress=progress)
+            self._given = config.prompt_file.as_read(self._answering.chats.decode(self._before[self._known :]))
+        self._places = beside_memory(self._given, next(iter(self._loaded), None))
 
     def _load(self) -> None:
         prefixes, file = self._answering.prefixes, Path(self._loaded[0]) / CHAT
@@ -244,22 +250,21 @@ class Conversation:
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
         from landmark.answering.answering import Gone
-        from landmark.answering.sources import text_of_sources
 
         answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
-        found, before = list["Source"](), self._before
+        found, before = None, self._before
         with _interruptible() as gone, suppress(Gone):
             if self._settings.from_sources and before:
                 found = self._found(messages, gone)
-        if found:  # it is made from them alone
-            before = answering.chats.text_ids(text_of_sources(found))
+        if found is not None and found.text:  # it is made from them alone
+            before = answering.chats.text_ids(found.text)
         if gone.is_set():
             print("[stopped]", file=sys.stderr)
             return
         ids = [*before, *answering.chats.ids(messages, not before, settings=self._settings.template)]
         answer = answering.new_answer(ids, True, self._stop)
         with _interruptible() as gone, answering.prefixes.using(ids) as cache:
-            self._cache = self._cache if found else cache
+            self._cache = cache if before is self._before else self._cache
             try:
                 for delta in answering.answer(ids, cache, answer, self._sampling, max(1, self._settings.tokens), gone):
                     print(delta.reasoning, end="", file=sys.stderr, flush=True)
@@ -268,12 +273,12 @@ class Conversation:
                 print(" [stopped]", end="", file=sys.stderr)
         print()
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if found:
-            _print_sources(found)
+        if found is not None:
+            _print_sources(found.sources)
         elif self._settings.sources:
             self.print_sources(self._settings.sources)
 
-    def _found(self, messages: list[dict[str, str]], gone: threading.Event) -> "list[Source]":
+    def _found(self, messages: list[dict[str, str]], gone: threading.Event) -> "Found":
         """The passages for an answer, in a memory that has read the text and nothing but a part of these messages."""
         import torch
 
@@ -282,7 +287,7 @@ class Conversation:
         with answering.prefixes.using(ids) as self._cache:
             if rest := self._before[self._cache.get_seq_length() :]:
                 answering.read(torch.tensor([rest]), self._cache, gone)
-            return self._sources(messages, self._settings.sources, gone)
+            return self._sources(messages, self._settings.sources, gone, alone=True)
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
@@ -292,17 +297,19 @@ class Conversation:
         if not self._messages or not self._before:
             raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
         with _interruptible() as gone, suppress(Gone):
-            _print_sources(self._sources(self._messages[:-1], most, gone))
+            _print_sources(self._sources(self._messages[:-1], most, gone).sources)
 
-    def _sources(self, messages: list[dict[str, str]], most: int, gone: threading.Event) -> "list[Source]":
-        """The passages behind the answer to these messages. Raises Gone."""
-        from landmark.answering.sources import NULL, sources
+    def _sources(
+        self, messages: list[dict[str, str]], most: int, gone: threading.Event, alone: bool = False
+    ) -> "Found":
+        """The passages behind the answer to these messages. alone: as of `find`. Raises Gone."""
+        from landmark.answering.sources import NULL, find
 
         chats, before = self._answering.chats, self._before
         both = ([*messages[:-1], each] for each in (messages[-1], {**messages[-1], "content": NULL}))
         ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
-        documents = documents_read(chats.decode, before, self._given, self._loaded, self._starts)
-        return sources(self._answering, self._cache, documents, before, ids, null, most, gone)
+        documents = documents_read(chats.decode, before, self._given, self._loaded, self._starts, self._known)
+        return find(self._answering, self._cache, documents, before, ids, null, most, alone, gone)
 
     def save(self, folder: str) -> None:
         """Write the memory and the messages, for `memory.load`."""

@@ -1,10 +1,19 @@
 """Files as people have them (PDF, EPUB, DOCX, HTML, Markdown, plain text) become texts with places."""
 
-from landmark.documents.document import Document, beside_memory, documents_read, joined, placed, saved_document
+from landmark.documents.document import (
+    Document,
+    as_files,
+    beside_memory,
+    documents_read,
+    joined,
+    placed,
+    saved_document,
+)
 from landmark.documents.reading import document_of, read_document
 
 __all__ = [
     "Document",
+    "as_files",
     "beside_memory",
     "document_of",
     "documents_read",

@@ -19,7 +19,7 @@ from landmark.models import LanguageModel
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from landmark.answering.sources import Source
+    from landmark.answering.sources import Found, Source
 
 Progress = Callable[[int, int], None]
 
@@ -68,7 +68,7 @@ def generate_text(
     if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
         reader.read(parts.pop(0))
         if config.memory.save is not None:
-            memory.save(config.memory.save, beside_memory(config.prompt_file, next(iter(config.memory.loaded), None)))
+            memory.save(config.memory.save, beside_memory(reader.given, next(iter(config.memory.loaded), None)))
     ids = [token for part in parts for token in part]
     if config.generate.from_sources:
         statistics.sources = _pretrained(reader).read_sources(ids)
@@ -83,7 +83,7 @@ def generate_text(
     if not statistics.tokens_generated:
         statistics.seconds_reading = time.perf_counter() - statistics.started
     if config.generate.sources and not config.generate.from_sources:
-        statistics.sources = _pretrained(reader).sources(ids)
+        statistics.sources = _pretrained(reader).find(ids).sources
     statistics.memory = getattr(memory, "stats", {})
 
 
@@ -116,6 +116,7 @@ class _Own:
     ):
         self._model, self._tokenizer, self._config = model, tokenizer, config
         self._reading = {"local": config.eval.local, "memory": memory, "progress": progress}
+        self.given = config.prompt_file
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Those of each text."""
@@ -149,7 +150,8 @@ class _Pretrained:
         self._answering, self._config = Answering(model.bare, tokenizer.inner, local=config.eval.local), config
         self._memory, self._progress = memory, progress
         self._read = memory.ids[0].tolist() if config.memory.loaded else []
-        if config.generate.sources:  # a copy of the memory will go on behind the text
+        self._known, self.given = len(self._read), config.prompt_file
+        if config.generate.finds:  # a copy of the memory will go on behind the text
             memory.marks = []
             memory.settle()
             memory.add_mark()
@@ -174,6 +176,8 @@ class _Pretrained:
     def read(self, ids: list[int]) -> None:
         self._answering.read(torch.tensor([ids]), self._memory, progress=self._progress)
         self._read += ids
+        if self.given is not None:
+            self.given = self.given.as_read(self._answering.chats.decode(ids))
 
     def new_answer(self, ids: list[int]) -> Answer:
         """As of `_Own`."""
@@ -188,25 +192,24 @@ class _Pretrained:
         given = answer, sampling, self._config.generate.tokens
         return self._answering.answer([*self._read, *ids], self._memory, *given, progress=self._progress)
 
-    def sources(self, ids: list[int]) -> list[Source]:
-        """The passages behind the answer to these ids, of what was read before."""
-        from landmark.answering.sources import NULL, sources
+    def find(self, ids: list[int], alone: bool = False) -> Found:
+        """The passages behind the answer to these ids, of what was read before. alone: as of `find`."""
+        from landmark.answering.sources import NULL, find
 
         config, read = self._config, self._read
-        about = config.prompt_file, config.memory.loaded, self._memory.starts
+        about = self.given, config.memory.loaded, self._memory.starts, self._known
         documents = documents_read(self._answering.chats.decode, read, *about)
-        given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources
-        return sources(self._answering, self._memory, *given)
+        given = documents, read, ids, self._prompt_ids(NULL, begins=False), config.generate.sources, alone
+        return find(self._answering, self._memory, *given)
 
     def read_sources(self, ids: list[int]) -> list[Source]:
         """The passages for the answer to these ids. It is made from them alone, if there are some: another memory will
         read them in place of the text.
         """
-        from landmark.answering.sources import text_of_sources
-
-        if found := self.sources(ids):
-            self._memory, self._read = self._memory.empty(), self._answering.chats.text_ids(text_of_sources(found))
-        return found
+        found = self.find(ids, alone=True)
+        if found.text:
+            self._memory, self._read = self._memory.empty(), self._answering.chats.text_ids(found.text)
+        return found.sources
 
 
 def sampling_of(config: Config, model: Any = None) -> Sampling:

@@ -17,7 +17,7 @@ import torch
 
 from landmark.answering.answer import Delta
 from landmark.answering.answering import Answering
-from landmark.answering.sources import NULL, Source, check_sources, sources, text_of_sources
+from landmark.answering.sources import NULL, Found, check_sources, find
 from landmark.documents import Document, beside_memory, placed
 from landmark.huggingface import LandmarkCache
 from landmark.serving.memories import Memories, Missing, ServerSettings
@@ -95,19 +95,20 @@ class Service:
         ids = [*document, *prompt]
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
-        found = list[dict[str, Any]]() if asked.sources else None
+        found = list[dict[str, Any]]() if asked.finds else None
         read, null = list[tuple[int, Document]](), list[int]()
-        if asked.sources:
+        if asked.finds:
             check_sources(self.answering.model)
             for name, (at, text) in zip(names, placed(self.answering.chats.decode, document, starts), strict=True):
                 read += [(at + begin, each) for begin, each in self.memories.document(client, name, text).parts()]
             null = self._prompt(asked.with_question(NULL), begins=False)
 
-        def behind(cache: Any) -> list[Source]:
+        def behind(cache: Any) -> Found:
             if found is None:
-                return []
-            passages = sources(self.answering, cache, read, document, prompt, null, asked.sources, progress.gone)
-            found.extend(each._asdict() for each in passages)
+                return Found([])
+            given = read, document, prompt, null, asked.sources, asked.from_sources
+            passages = find(self.answering, cache, *given, progress.gone)
+            found.extend(each._asdict() for each in passages.sources)
             return passages
 
         def answered(ids: list[int], cache: Any) -> Generator[Delta]:
@@ -129,8 +130,8 @@ class Service:
                     self.answering.read(torch.tensor([rest]), cache, progress.gone, progress)
                 passages = behind(cache)
             about = (ids, owner)
-            if passages:
-                about = ([*self.answering.chats.text_ids(text_of_sources(passages)), *prompt], client)
+            if passages.text:
+                about = ([*self.answering.chats.text_ids(passages.text), *prompt], client)
             with prefixes.using(*about) as cache:
                 yield from answered(about[0], cache)
 
@@ -170,9 +171,10 @@ class Service:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
             progress(0, rest.shape[1])
             self.answering.read(rest, cache, progress.gone, progress)
+            document = document.as_read(self.answering.chats.decode(ids))
             self.memories.save(client, name, cache, beside_memory(document, None))
         return {"id": name, "object": "document", "tokens": len(ids)}
 
     def document_text(self, client: str, name: str) -> str:
-        """The text that a document was read from, as its tokens have it. Raises Missing and Failed."""
-        return self.answering.chats.decode(self.memories.ids(client, name))
+        """The text that a document was read from. Raises Missing and Failed."""
+        return self.memories.document(client, name, self.answering.chats.decode(self.memories.ids(client, name))).text

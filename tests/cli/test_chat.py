@@ -303,7 +303,9 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     about = f"prompt_file={ask.folder / 'long.txt'}", "generate.sources=2", "generate.from_sources=true"
     answer, err = ask("task=generate", f"prompt={question}", *about, common)
     shown = [(int(a), int(b)) for a, b in re.findall(r"^\[\d\] long.txt, .* (\d+) to (\d+) ", err, re.M)]
-    assert len(shown) == 2
+    assert len(shown) == 3
+    assert shown[-1][0] == 0, "the beginning of the text is beside the passages"
+    assert "(the beginning of the text)" in err
     (ask.folder / "alone.txt").write_text("".join(f"{text[start:end]}\n\n" for start, end in sorted(shown)))
     alone = f"prompt_file={ask.folder / 'alone.txt'}"
     assert answer == ask("task=generate", f"prompt={question}", alone, common)[0]
@@ -311,8 +313,14 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     out, err = ask("task=chat", *about, common, questions=f"{question}\nWho?\n/sources 1\n")
     assert out.splitlines()[0] == ask("task=chat", alone, common, questions=f"{question}\n")[0].splitlines()[0]
     assert err.count("[1] long.txt, ") == 3
-    with pytest.raises(UserError, match=r"generate.from_sources=True: is for generate.sources, their number"):
-        ask("task=generate", "prompt=Who?", about[0], about[2], common)
+    err = ask("task=generate", f"prompt={question}", about[0], about[2], common)[1]
+    assert err.count("] long.txt, ") > 3, "three passages where no number is given, and the beginning"
+    (ask.folder / "short.txt").write_text("Herons wait here.")
+    short, answers = f"prompt_file={ask.folder / 'short.txt'}", []
+    for more in ((about[2],), ()):
+        answers.append(ask("task=generate", f"prompt={question}", short, *more, common))
+    assert answers[0][0] == answers[1][0]
+    assert "no passage was found: the answer is made from the whole text short.txt" in answers[0][1]
 
 
 def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(ask, monkeypatch):
@@ -320,8 +328,8 @@ def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(as
         seen.append((cache.ids[0].tolist(), [*read, *prompt]))
         return found(answering, cache, documents, read, prompt, *rest)
 
-    seen, found = [], answering_sources.sources
-    monkeypatch.setattr(answering_sources, "sources", spied)
+    seen, found = [], answering_sources.find
+    monkeypatch.setattr(answering_sources, "find", spied)
     talk, about = ask.folder / "talk", f"prompt_file={ask.folder / 'book.txt'}"
     answer = ask("task=chat", about, "generate.tokens=200", questions="Who waits?\n")[0]
     stop = f"generate.stop=[{re.findall('[a-zA-Z]{2}', answer)[0]}]"  # its first token stays in the memory

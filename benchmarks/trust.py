@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.settings import use_threads
 from benchmarks.sources import QUESTIONS, Book
-from landmark.answering.answering import Answering
-from landmark.answering.sampling import Sampling
-from landmark.answering.sources import NULL, find, scores_of
 from landmark.documents import Document
-from landmark.huggingface import load
+from landmark.models.huggingface import load
+from landmark.models.sampling import Sampling
+from landmark.reading.answering import Answering
+from landmark.reading.sources import NULL, find, scores_of
 
 ANSWER, MOST = 32, 3  # tokens of an answer, and passages
 

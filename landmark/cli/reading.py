@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
-from landmark.documents import Document, beside_memory, document_of, documents_read, joined, read_document
+from landmark.documents import Document, beside_memory, document_of, documents_read, joined, read_document, saved_lacks
 from landmark.experiment.config import Config
 from landmark.experiment.config.schema import MOST_SOURCES
 from landmark.experiment.runs.jobs import folder_of
@@ -60,7 +60,15 @@ def generate(command: Command) -> None:
         print(f"saved in {saved}{asked}", file=sys.stderr)
     if config.generate.finds:
         _print_sources(statistics.sources)
+    _print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
+
+
+def _print_lacks(config: Config) -> None:
+    """What the files of an answer did not give."""
+    given = () if config.prompt_file is None else config.prompt_file.lacks
+    for line in (*(each for folder in config.memory.loaded for each in saved_lacks(folder)), *given):
+        print(f"not in the text: {line}", file=sys.stderr)
 
 
 def with_document(config: Config) -> Config:
@@ -184,6 +192,7 @@ def chat(command: Command) -> None:
     if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
     chat = Conversation(*load_trained(config, folder, inputs), config)
+    _print_lacks(config)
     while (question := _asked()) is not None:
         try:
             check_value("question", question, {})

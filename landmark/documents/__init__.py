@@ -8,6 +8,7 @@ from landmark.documents.document import (
     joined,
     placed,
     saved_document,
+    saved_lacks,
 )
 from landmark.documents.reading import document_of, read_document
 
@@ -21,4 +22,5 @@ __all__ = [
     "placed",
     "read_document",
     "saved_document",
+    "saved_lacks",
 ]

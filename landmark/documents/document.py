@@ -17,13 +17,15 @@ class Document(NamedTuple):
     """A text. name: of its file, or what tells it from others of a corpus. places: sorted, each the offset of a
     character, and a label that holds until the next: `page 12`, `“A Chapter”`, or one that ends in `line`, to which
     the number of the line since the offset is added. patches: where the text of the tokens that were made of it, which
-    some tokenizers normalise, differs from it.
+    some tokenizers normalise, differs from it. lacks: what its file did not give, a line each, with
+    its name.
     """
 
     name: str
     text: str
     places: tuple[tuple[int, str], ...] = ((0, "line"),)
     patches: tuple[Patch, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     def as_read(self, read: str) -> "Document":
         """The document whose tokens have this text."""
@@ -75,7 +77,8 @@ def joined(documents: Sequence[Document]) -> Document:
         text += f"{document.name}\n\n"
         places += ((len(text) + start, f"{document.name}, {label}") for start, label in document.places)
         text += f"{document.text.rstrip()}\n\n"
-    return Document(", ".join(document.name for document in documents), text, tuple(places))
+    lacks = tuple(each for document in documents for each in document.lacks)
+    return Document(", ".join(document.name for document in documents), text, tuple(places), lacks=lacks)
 
 
 def beside_memory(document: Document | None, loaded: str | Path | None) -> dict[str, bytes]:
@@ -87,7 +90,7 @@ def beside_memory(document: Document | None, loaded: str | Path | None) -> dict[
     if document is None:
         return {}
     content = {"name": document.name, "length": document.read_length, "places": document.places}
-    content |= {"patches": document.patches} if document.patches else {}
+    content |= {name: each for name in ("patches", "lacks") if (each := getattr(document, name))}
     return {FILE: json.dumps(content, ensure_ascii=False).encode()}
 
 
@@ -100,7 +103,14 @@ def saved_document(folder: str | Path, text: str) -> Document | None:
     content = read_json(file, {"name": str, "length": int, "places": list})
     places = tuple((int(start), str(label)) for start, label in content["places"])
     patches = tuple(Patch(int(start), int(end), str(own)) for start, end, own in content.get("patches", ()))
-    return Document(content["name"], file_text(text[: content["length"]], patches), places, patches)
+    lacks = tuple(map(str, content.get("lacks", ())))
+    return Document(content["name"], file_text(text[: content["length"]], patches), places, patches, lacks)
+
+
+def saved_lacks(folder: str | Path) -> tuple[str, ...]:
+    """What the file did not give that a saved memory has read. Raises UserError for a damaged file."""
+    document = saved_document(folder, "")
+    return () if document is None else document.lacks
 
 
 def placed(decode: Callable[[Sequence[int]], str], ids: Sequence[int], starts: Sequence[int]) -> list[tuple[int, str]]:

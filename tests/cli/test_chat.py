@@ -323,6 +323,17 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     assert "no passage was found: the answer is made from the whole text short.txt" in answers[0][1]
 
 
+def test_what_a_file_did_not_give_is_said_beside_each_answer(ask):
+    """Also another day, of a saved memory, and in a chat."""
+    (ask.folder / "lease.pdf").write_bytes(pdf("The rent is ten pounds. " * 4, "▣", "The landlord is Osgood. " * 4))
+    said = "not in the text: lease.pdf: page 2 has no text, but pictures: ocrmypdf adds the text of scans\n"
+    kept = ask.folder / "lease.memory"
+    about = f"prompt_file={ask.folder / 'lease.pdf'}", f"memory.save={kept}"
+    assert said in ask("task=generate", "prompt=Who?", *about)[1]
+    assert said in ask("task=generate", "prompt=Who?", f"memory.load={kept}")[1]
+    assert said in ask("task=chat", f"memory.load={kept}", questions="Who?\n")[1]
+
+
 def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(ask, monkeypatch):
     def spied(answering, cache, documents, read, prompt, *rest):
         seen.append((cache.ids[0].tolist(), [*read, *prompt]))

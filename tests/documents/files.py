@@ -69,12 +69,15 @@ def docx(**changed):
 
 
 def pdf(*pages, trailer="", others=()):
-    """A PDF with a line of text on each page. others: objects, of which the first has the number 4 + 2 len(pages)."""
+    """A PDF with a line of text on each page, before which ▣ stands for a picture that fills it. others: objects, of
+    which the first has the number 4 + 2 len(pages).
+    """
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>"]
     objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
     for number, text in enumerate(pages):
-        shown = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET" if text else ""
+        shown = f"BT /F1 12 Tf 72 700 Td ({text.removeprefix('▣')}) Tj ET" if text else ""
+        shown = f"q 612 0 0 792 0 0 cm BI /W 1 /H 1 /CS /G /BPC 8 ID a EI Q {shown}" if text.startswith("▣") else shown
         resources = "/Resources << /Font << /F1 3 0 R >> >> /MediaBox [0 0 612 792]"
         objects.append(f"<< /Type /Page /Parent 2 0 R {resources} /Contents {5 + 2 * number} 0 R >>")
         objects.append(f"<< /Length {len(shown)} >>\nstream\n{shown}\nendstream")

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from itertools import accumulate, chain
 from pathlib import PurePath
@@ -138,6 +138,7 @@ class Service:
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(names) > 1 else {}
+        head |= self.warnings(client, *names)
         return Response(deltas(), answer, counts, head, is_chat, found)
 
     def _join(self, cache: LandmarkCache, client: str, names: list[str], ids: list[int]) -> None:
@@ -173,8 +174,16 @@ class Service:
             self.answering.read(rest, cache, progress.gone, progress)
             document = document.as_read(self.answering.chats.decode(ids))
             self.memories.save(client, name, cache, beside_memory(document, None))
-        return {"id": name, "object": "document", "tokens": len(ids)}
+        return {"id": name, "object": "document", "tokens": len(ids), **_warnings(document.lacks)}
+
+    def warnings(self, client: str, *names: str) -> dict[str, list[str]]:
+        """What the files of documents did not give, for a response. Raises Missing and Failed."""
+        return _warnings([line for name in names for line in self.memories.lacks(client, name)])
 
     def document_text(self, client: str, name: str) -> str:
         """The text that a document was read from. Raises Missing and Failed."""
         return self.memories.document(client, name, self.answering.chats.decode(self.memories.ids(client, name))).text
+
+
+def _warnings(lacks: Sequence[str]) -> dict[str, list[str]]:
+    return {"warnings": [*lacks]} if lacks else {}

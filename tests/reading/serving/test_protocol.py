@@ -301,7 +301,8 @@ def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
     asked = {"document": "book", "messages": [user("Who? "), said("ab"), user("Where sleeps the zebra?")], "sources": 2}
     asked |= {"max_tokens": 4, "temperature": 0}
     with Server(model, tokenizer, tmp_path / "kept") as running:
-        running.http().put("/documents/book", content=pdf(*pages))
+        put = running.http().put("/documents/book", content=pdf(*pages, "▣")).json()
+        assert put["warnings"] == running.http().get("/documents").json()["data"][0]["warnings"]
     with Server(model, tokenizer, tmp_path / "kept") as running, running.http() as http:
         plain = http.post("/chat/completions", json={**asked, "sources": 0}).json()["choices"][0]
         whole = http.post("/chat/completions", json=asked).json()["choices"][0]
@@ -315,6 +316,8 @@ def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
         alone = http.post("/chat/completions", json={**asked, "sources": 1, "from_sources": True}).json()["choices"][0]
         http.put("/documents/alone", content="".join(f"{page}\n\n" for page in pages[:2]).encode())
         about = http.post("/chat/completions", json={**asked, "document": "alone", "sources": 0}).json()["choices"][0]
+        warned = http.post("/chat/completions", json=asked).json()["warnings"]
+    assert put["warnings"] == warned == ["book: page 4 has no text, but pictures: ocrmypdf adds the text of scans"]
     sources = whole.pop("sources")
     assert whole == plain
     assert events.pop() == "data: [DONE]"

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
-from landmark.documents import Document, beside_memory, document_of, documents_read, joined, read_document, saved_lacks
+from landmark.documents import (
+    Document,
+    beside_memory,
+    document_of,
+    documents_read,
+    joined,
+    read_document,
+    saved_document,
+    saved_lacks,
+)
 from landmark.experiment.config import Config
 from landmark.experiment.config.schema import MOST_SOURCES
 from landmark.experiment.runs.jobs import folder_of
@@ -30,6 +39,12 @@ if TYPE_CHECKING:
     from landmark.reading.sources import Found, Source
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
+HELP = """\
+/sources    the three passages behind the last answer; /sources 5: five
+/quit       ends the chat, as Ctrl-D does; with memory.save it is kept
+/help       these lines
+Ctrl-C      stops an answer; other lines are asked"""
+SHOWN, LONGEST = 2, 300  # last turns of a chat that goes on, and characters of each message
 CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
 
 
@@ -183,8 +198,8 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 
 def chat(command: Command) -> None:
-    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved. The
-    line `/sources`, or `/sources 5`, prints the passages behind the last answer.
+    """Answer each line of standard input. Ctrl-C ends an answer, `/quit` or the input's end the chat, whose memory is
+    saved. Lines that begin with a word behind a slash are commands (HELP), and no part of the chat.
     """
     config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)
@@ -192,13 +207,22 @@ def chat(command: Command) -> None:
     if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
     chat = Conversation(*load_trained(config, folder, inputs), config)
+    chat.print_beginning()
     _print_lacks(config)
     while (question := _asked()) is not None:
+        asked = re.fullmatch(r"/([a-z]+)(?: +(.*?))? *", question, re.IGNORECASE)
+        name, given = asked.groups() if asked else ("", None)
+        if name == "quit":
+            break
         try:
             check_value("question", question, {})
-            asked = re.fullmatch(r"/sources(?: +(\d+))?", question.strip())
-            if asked:
-                chat.print_sources(int(asked[1] or config.generate.sources or 3))
+            if name == "sources" and (given is None or given.isdecimal()):
+                chat.print_sources(int(given or config.generate.sources or 3))
+            elif name == "help":
+                print(HELP, file=sys.stderr)
+            elif name:
+                said = "is no command, /help lists them; with a space before it, it is asked"
+                raise UserError(f"{question.strip()}: {said}")
             elif question.strip():
                 chat.answer(question.strip())
         except UserError as error:  # the chat goes on, and is saved
@@ -226,6 +250,7 @@ class Conversation:
         self._sampling = sampling_of(config, bare)
         ends = () if tokenizer.inner.chat_template else ("\nuser:",)  # else the model asks itself
         self._stop = *self._settings.stop, *ends
+        self._about = config.model.name, config.memory.save
         self._before: list[int] = []
         self._messages: list[dict[str, str]] = []
         self._cache: Any = None
@@ -243,6 +268,24 @@ class Conversation:
                 self._answering.read(rest, self._cache, progress=progress)
             self._given = config.prompt_file.as_read(self._answering.chats.decode(self._before[self._known :]))
         self._places = beside_memory(self._given, next(iter(self._loaded), None))
+
+    def print_beginning(self) -> None:
+        """Print the model, the text and how to leave, and the last turns of a chat that goes on, on standard error."""
+        (model, saved), chats = self._about, self._answering.chats
+        names = [self._given.name] if self._given is not None else []
+        for folder in reversed(self._loaded):
+            document = saved_document(folder, "")
+            names.insert(0, Path(folder).name if document is None else document.name)
+        text = f"{', '.join(filter(None, names))}, {len(self._before):,} tokens" if self._before else "none"
+        print(f"model: {Path(str(model)).name}\ntext: {text}", file=sys.stderr)
+        kept = f", and saves it in {saved}" if saved is not None else ""
+        print(f"Ask a question. /help lists the commands; /quit or Ctrl-D ends the chat{kept}.", file=sys.stderr)
+        if not chats.template:
+            print("The model has no template for chats: it may go on with the text and not answer.", file=sys.stderr)
+        for message in self._messages[-2 * SHOWN :]:
+            said = " ".join(message["content"].split())
+            said = f"{said[: LONGEST - 1]}…" if len(said) > LONGEST else said
+            print(f"> {said}" if message["role"] == "user" else said, file=sys.stderr)
 
     def _load(self) -> None:
         prefixes, file = self._answering.prefixes, Path(self._loaded[0]) / CHAT
@@ -336,7 +379,10 @@ def _asked() -> str | None:
         return input()
     except (EOFError, KeyboardInterrupt) as end:
         print(file=sys.stderr)
-        return "" if is_terminal and isinstance(end, KeyboardInterrupt) else None
+        if is_terminal and isinstance(end, KeyboardInterrupt):
+            print("/quit or Ctrl-D ends the chat", file=sys.stderr)
+            return ""
+        return None
 
 
 @contextmanager

@@ -92,6 +92,25 @@ def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
     assert "[stopped]" in err
 
 
+def test_a_chat_says_what_it_is_takes_commands_and_shows_where_it_goes_on(ask):
+    """Words behind a slash are commands, and nothing of the chat."""
+    book, talk = f"prompt_file={ask.folder / 'book.txt'}", ask.folder / "talk"
+    lines = "/help\nWho?\n/sorces\n/sources five\n/etc/passwd?\n /quit it?\n/quit\nNever asked?\n"
+    out, err = ask("task=chat", book, f"memory.save={talk}", questions=lines)
+    assert f"model: model\ntext: book.txt, {len(BOOK)} tokens\nAsk a question. /help lists the commands" in err
+    assert "/quit       ends the chat" in err
+    refused = [line.partition(":")[0] for line in err.splitlines() if ": is no command, /help lists them;" in line]
+    assert refused == ["/sorces", "/sources five"]
+    assert len(out.splitlines()) == 3
+    asked = [each["content"] for each in read_json(talk / "chat.json")["messages"] if each["role"] == "user"]
+    assert asked == ["Who?", "/etc/passwd?", "/quit it?"]
+    err = ask("task=chat", f"memory.load={talk}", questions="")[1]
+    answers = [line.strip() for line in out.splitlines()]
+    assert f"text: book.txt, {len(BOOK)} tokens" in err
+    assert f"> /etc/passwd?\n{answers[1]}\n> /quit it?\n{answers[2]}\n" in err
+    assert "> Who?" not in err
+
+
 class Terminal(io.StringIO):
     """Ctrl-C is typed before the first question is whole."""
 
@@ -112,6 +131,7 @@ def test_an_interrupt_between_answers_does_not_end_the_chat(ask, monkeypatch):
     out, err = ask("task=chat", questions="Who?\n")
     assert len(out) == 6, "the prompt is no part of the answers"
     assert err.count("> ") == 3
+    assert "/quit or Ctrl-D ends the chat\n" in err
 
 
 def test_a_question_goes_through_the_models_template(ask):

@@ -325,6 +325,11 @@ function route() {
 }
 
 async function start() {
+  const [, given] = location.hash.match(/^#key=([\w.~-]+)$/) ?? []; // of the address that the server has printed
+  if (given) {
+    key.set(given);
+    history.replaceState(null, "", location.pathname);
+  }
   showKey();
   if (!key.get()) return askKey();
   try {
@@ -340,5 +345,5 @@ async function start() {
   }
 }
 
-addEventListener("hashchange", route);
+addEventListener("hashchange", () => (location.hash.startsWith("#key=") ? start() : route()));
 start();

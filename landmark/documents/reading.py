@@ -44,6 +44,14 @@ _BINARY = (
 )
 
 
+class TextlessError(UserError):
+    """A file that has no text: it is empty, or scanned."""
+
+
+class _Textless(ValueError):
+    """What a `TextlessError` says of the file."""
+
+
 def read_document(path: str | Path) -> Document:
     """The text of a file, and where its passages stand in it.
 
@@ -67,9 +75,10 @@ def document_of(content: bytes, name: str) -> Document:
     try:
         text, places = _read(content, name)
         if not text.strip():
-            raise ValueError("has no text")
+            raise _Textless("has no text")
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{name}: {error}") from error
+        kind = TextlessError if isinstance(error, _Textless) else UserError
+        raise kind(f"{name}: {error}") from error
     return Document(name, text, places)
 
 
@@ -77,7 +86,7 @@ def kind_of(content: bytes, name: str) -> str:
     """pdf, epub, docx, html or text. Raises ValueError, which says what it is, for what is not read."""
     suffix = Path(name).suffix.lower()
     if not content:
-        raise ValueError("is empty")
+        raise _Textless("is empty")
     if len(content) > MOST:
         raise ValueError(f"is larger than {MOST >> 30} GiB")
     if content.lstrip()[:5] == b"%PDF-" or (suffix == ".pdf" and b"%PDF-" in content[:1024]):
@@ -124,7 +133,7 @@ def _pdf(content: bytes) -> tuple[str, markup.Places]:
             places.append((len(text), f"page {number}"))
             text += f"{page}\n\n"
     if not places:
-        raise ValueError(f"has no text on its {counted(len(pages), 'page')}, it is scanned: run ocrmypdf on it first")
+        raise _Textless(f"has no text on its {counted(len(pages), 'page')}, it is scanned: run ocrmypdf on it first")
     if len(places) < len(pages) / 2:
         _log.warning("only %d of %d pages have text, are the others scanned?", len(places), len(pages))
     return text, tuple(places)

@@ -18,8 +18,8 @@ from landmark.data import prepare
 from landmark.data.tokenizers import load_tokenizer
 from landmark.experiment.identity import digest
 from landmark.experiment.records import Records, sweep
-from landmark.training.checkpointing import checkpoints
 from landmark.utils import files
+from landmark.utils.checkpoints import checkpoints
 from landmark.utils.metrics_csv import read_metrics
 from tests.forked import python
 from tests.memory.reading import feed, new_memory, texts

@@ -23,8 +23,9 @@ from landmark.config.saved import trained_with
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import read_run
 from landmark.experiment.records import Records, sweep
-from landmark.training.checkpointing import AtomicCheckpointIO, checkpoint_path, checkpoints, find_checkpoint, hash_path
+from landmark.training.checkpointing import AtomicCheckpointIO, find_checkpoint
 from landmark.utils import source_tree
+from landmark.utils.checkpoints import checkpoint_path, checkpoints, hash_path
 from landmark.utils.errors import UserError
 from landmark.utils.files import locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics

@@ -26,12 +26,12 @@ from transformers import DynamicCache
 from benchmarks.settings import use_threads
 from benchmarks.sources import QUESTIONS, Book
 from benchmarks.wrapped import bytes_kept, bytes_of
-from landmark.answering.answering import Answering
-from landmark.answering.sampling import Sampling
-from landmark.answering.sources import NULL, Source, sources, text_of_sources, words
 from landmark.documents import Document
-from landmark.evaluation.rows import score_interval
-from landmark.huggingface import load
+from landmark.experiment.evaluation.rows import score_interval
+from landmark.models.huggingface import load
+from landmark.models.sampling import Sampling
+from landmark.reading.answering import Answering
+from landmark.reading.sources import NULL, Source, sources, text_of_sources, words
 from landmark.utils.files import write_atomic
 
 ALL = {"dense": 1 << 20}

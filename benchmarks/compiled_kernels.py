@@ -23,11 +23,12 @@ from landmark.attention.fused import tuning
 from landmark.attention.fused.kernels import backward_means
 from landmark.attention.fused.operators import means_constants
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu
-from landmark.blocks import decode_kernels as token
-from landmark.blocks import prefill_kernels as sparse
-from landmark.blocks.attention import AttentionConfig
-from landmark.memory import reading_kernels as reading
-from landmark.memory.select import scores_kernels as scores
+from landmark.memory import splits
+from landmark.memory.blocks import decode_kernels as token
+from landmark.memory.blocks import prefill_kernels as sparse
+from landmark.memory.blocks.attention import AttentionConfig
+from landmark.memory.landmarks import reading_kernels as reading
+from landmark.memory.landmarks.select import scores_kernels as scores
 
 POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
@@ -118,7 +119,7 @@ def all_kernels(
         }
         used[f"retrieved_blocks, {shared=}"] = compiled(reading.retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
     split = {"WEIGHTED": cmt, "MASKED": cmt, "SPLITS": 4}
-    used["merged_splits"] = compiled(reading.merged_splits, reading.merge_constants(dim) | split, arch, dtype)
+    used["merged_splits"] = compiled(splits.merged_splits, splits.merge_constants(dim) | split, arch, dtype)
     for rows in (1, 16):
         options = scores.top_k_constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
         used[f"top_k_landmarks, {rows=}"] = compiled(scores.best_of_tile, options, arch, torch.float32)

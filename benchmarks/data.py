@@ -10,11 +10,11 @@ from benchmarks.report import Report, Target, compare, milliseconds, per_second
 from benchmarks.settings import Options, Say
 from benchmarks.timing import interleave
 from benchmarks.training import LANDMARK, MODELS, configuration, training_step, windows
-from landmark.data import SPLITS, load_tokenizer, prepare
-from landmark.data.sources import Source, open_source
+from landmark.experiment.data import SPLITS, load_tokenizer, prepare
+from landmark.experiment.data.sources import Source, open_source
 from landmark.utils.hardware import cores
 
-TIKTOKEN, PREPARATION = "tiktoken", "landmark.data.prepare"
+TIKTOKEN, PREPARATION = "tiktoken", "landmark.experiment.data.prepare"
 STEP, ASSEMBLY = "training step", "batch assembly"
 
 

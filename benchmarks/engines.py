@@ -30,7 +30,7 @@ def of_blocks(path: str, longest: int) -> tuple[Read, Callable[[], None]]:
     """Functions that read further tokens of a text, and begin another one. torch is imported for this engine alone."""
     import torch
 
-    from landmark.huggingface import load
+    from landmark.models.huggingface import load
 
     torch.set_num_threads(THREADS)
     model, _ = load(path)

@@ -12,9 +12,9 @@ from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.data.stdlib import StandardLibrary
+from landmark.experiment.data.stdlib import StandardLibrary
 from landmark.memory import Memory
-from landmark.memory.select import Best, Newest, Selector
+from landmark.memory.landmarks.select import Best, Newest, Selector
 from landmark.utils.constants import DEFAULT_CHUNK
 
 LANDMARK = "landmark, per_token_and_head"

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
 from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, Say
 from benchmarks.timing import interleave, peak_of_new_process
-from landmark.evaluation.measurement import segment_losses
+from landmark.experiment.evaluation.measurement import segment_losses
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks, Recurrence
 from landmark.utils.constants import DEFAULT_CHUNK

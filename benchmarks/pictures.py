@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks import growth
 from benchmarks.report import Row
-from landmark.results.charts import COLOURS, CROSS, DASHED, DOTTED, Look, Panel, curves, png, point
+from landmark.experiment.results.charts import COLOURS, CROSS, DASHED, DOTTED, Look, Panel, curves, png, point
 
 PLAIN, LANDMARK, XL, PER_HEAD = *COLOURS.values(), "#CC79A7"
 LOOKS = {

@@ -29,10 +29,10 @@ from benchmarks.report import Report, Row, compare, megabytes, per_second
 from benchmarks.settings import Say, progress, use_threads
 from benchmarks.timing import interleave
 from benchmarks.wrapped import RESULTS, bytes_kept, bytes_of
-from landmark.data.stdlib import StandardLibrary
-from landmark.huggingface import wrap
-from landmark.huggingface.folders import folder_of
-from landmark.huggingface.safe_loading import open_model, open_tokenizer
+from landmark.experiment.data.stdlib import StandardLibrary
+from landmark.models.huggingface import wrap
+from landmark.models.huggingface.folders import folder_of
+from landmark.models.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.source_tree import ROOT

@@ -132,7 +132,7 @@ def megabytes(num_bytes: Mapping[str, int]) -> dict[str, list[float]]:
 
 def source(command: str) -> dict[str, str]:
     """The origin of the numbers, by column of the CSV. Hydra is imported here: a target needs none."""
-    from landmark.experiment.records import provenance
+    from landmark.experiment.runs.records import provenance
 
     found = provenance()
     versions = found["versions"]

@@ -15,7 +15,7 @@ from landmark.models.config import Landmarks
 from landmark.utils.source_tree import ROOT
 
 if TYPE_CHECKING:
-    from landmark.config import Config
+    from landmark.experiment.config import Config
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 BLOCK_SIZE = 50
@@ -88,7 +88,7 @@ def composed(*overrides: str) -> "Config":
     """The configuration of `python run.py` with these overrides. Hydra is imported here: timings need none."""
     from hydra import compose, initialize_config_dir
 
-    from landmark.config import register, to_config
+    from landmark.experiment.config import register, to_config
 
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.settings import GPT2Vocabulary, composed
-from landmark.experiment.plan import Cost, run_cost
+from landmark.experiment.runs.plan import Cost, run_cost
 from landmark.utils.files import write_atomic
 from landmark.utils.flops import PEAK_BF16_FLOPS, keys_per_query
 from landmark.utils.source_tree import ROOT

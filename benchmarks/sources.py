@@ -25,15 +25,15 @@ import numpy as np
 import pandas as pd
 import torch
 
-from landmark.answering.answering import Answering
-from landmark.answering.sampling import Sampling
-from landmark.answering.sources import NULL, combined, differing, passages, text_of, words
-from landmark.blocks.shares import Watched
-from landmark.data.passkey import Passkey
-from landmark.data.ruler import Ruler
-from landmark.data.ruler.material import Essays
-from landmark.data.tokenizers import PretrainedTokenizer, Tokenizer
-from landmark.huggingface import load
+from landmark.experiment.data.passkey import Passkey
+from landmark.experiment.data.ruler import Ruler
+from landmark.experiment.data.ruler.material import Essays
+from landmark.experiment.data.tokenizers import PretrainedTokenizer, Tokenizer
+from landmark.memory.blocks.shares import Watched
+from landmark.models.huggingface import load
+from landmark.models.sampling import Sampling
+from landmark.reading.answering import Answering
+from landmark.reading.sources import NULL, combined, differing, passages, text_of, words
 from landmark.utils.files import write_atomic
 from landmark.utils.source_tree import ROOT
 

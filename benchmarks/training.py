@@ -15,11 +15,11 @@ from lightning.fabric.utilities import move_data_to_device
 from benchmarks.report import Report, Row, Target, compare, milliseconds
 from benchmarks.settings import GPT2Vocabulary, Options, Say, composed
 from benchmarks.timing import interleave
-from landmark.config import Config
-from landmark.data import load_tokenizer
-from landmark.data.windows import ControlledLandmarks, TrainingWindows
+from landmark.experiment.config import Config
+from landmark.experiment.data import load_tokenizer
+from landmark.experiment.data.windows import ControlledLandmarks, TrainingWindows
+from landmark.experiment.training.optimization import make_optimizer
 from landmark.models import build
-from landmark.training.optimization import make_optimizer
 from landmark.utils.window_batch import most_blocks
 
 PLAIN, LANDMARK, CMT = "plain transformer", "landmark", "landmark, context miss token"

@@ -18,8 +18,8 @@ from benchmarks import report
 from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
 from benchmarks.settings import Say, progress, use_threads
 from benchmarks.timing import interleave, peak_of_new_process
-from landmark.huggingface import LandmarkSettings, attach
-from landmark.memory.settings import MemorySettings
+from landmark.memory.landmarks.settings import MemorySettings
+from landmark.models.huggingface import LandmarkSettings, attach
 
 RESULTS = Path(__file__).parent / "results"
 PLAIN, OURS = "plain, DynamicCache", "with landmarks"

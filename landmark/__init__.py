@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from landmark.utils import old_names
+
 if TYPE_CHECKING:
     from landmark.attention import landmark_attention as landmark_attention
-    from landmark.loading import load as load
+    from landmark.experiment.runs.loading import load as load
     from landmark.memory import Memory as Memory
 
+old_names.install()
+
 __version__ = "0.1.0"
-_PUBLIC = {"landmark_attention": "landmark.attention", "Memory": "landmark.memory", "load": "landmark.loading"}
+_PUBLIC = {
+    "landmark_attention": "landmark.attention",
+    "Memory": "landmark.memory",
+    "load": "landmark.experiment.runs.loading",
+}
 __all__ = ["Memory", "landmark_attention", "load"]
 
 

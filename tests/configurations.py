@@ -10,9 +10,9 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from landmark.config import Config, register
-from landmark.config.checks import resolve
-from landmark.experiment.identity import digest, row_settings
+from landmark.experiment.config import Config, register
+from landmark.experiment.config.checks import resolve
+from landmark.experiment.runs.identity import digest, row_settings
 from landmark.models.config import DecoderConfig
 
 CONF = Path(__file__).parents[1] / "conf"

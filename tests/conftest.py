@@ -18,8 +18,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, whic
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
 
-from landmark.config import Config, to_config
-from landmark.config.command_line import StartedJob, begin
+from landmark.experiment.config import Config, to_config
+from landmark.experiment.config.command_line import StartedJob, begin
 from landmark.utils.hardware import cores
 from tests.browser import Browser
 from tests.cli.shell import Here

@@ -20,7 +20,12 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 TORCHRUN = ["-m", "torch.distributed.run", "--run-path", "--start-method=fork"]  # its processes import nothing anew
-PRELOADED = ["tests.training.training_case", "landmark.cli.main", "landmark.memory", "torch.distributed.tensor"]
+PRELOADED = [
+    "tests.experiment.training.training_case",
+    "landmark.cli.main",
+    "landmark.memory",
+    "torch.distributed.tensor",
+]
 
 
 class Started:
@@ -68,7 +73,7 @@ def hold(output: Path, kind: str, identity: str) -> BaseProcess:
 
 
 def _hold(output: Path, kind: Any, identity: str, held: Any) -> None:
-    from landmark.experiment.records import Records
+    from landmark.experiment.runs.records import Records
 
     with Records(output).lock(kind, identity):
         held.set()

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from landmark.config import Config
-from landmark.config.saved import write_launch
-from landmark.data import load_tokenizer
+from landmark.experiment.config import Config
+from landmark.experiment.config.saved import write_launch
+from landmark.experiment.data import load_tokenizer
 from landmark.models import Decoder, DecoderConfig, save
 from landmark.utils.files import HASHES, write_hashes, write_json
 from tests.configurations import decoder_config

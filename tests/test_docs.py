@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from landmark.config import to_config
-from landmark.config.rows import named
+from landmark.experiment.config import to_config
+from landmark.experiment.config.rows import named
 from tests.configurations import CONF, compose_conf
 from tests.test_layers import ALLOWED
 
@@ -105,7 +105,7 @@ def results(tmp_path_factory):
         (copy / "books" / split / f"{number}.txt").write_text(text)
     (copy / "book.txt").write_text(text[:2000])
     if importlib.util.find_spec("transformers"):
-        from tests.huggingface.conftest import save_model
+        from tests.models.huggingface.conftest import save_model
 
         save_model(copy / "path/to/model")
     (copy / "notes").mkdir()

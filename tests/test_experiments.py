@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from landmark.cli import main as app
-from landmark.config import SYNTHETIC, to_config
-from landmark.config.rows import named, spread
+from landmark.experiment.config import SYNTHETIC, to_config
+from landmark.experiment.config.rows import named, spread
 from tests.configurations import CONF, compose_conf
 from tests.forked import python
 
@@ -76,7 +76,7 @@ def _free(given, config):
 
 def of_transformers(experiment, output):
     """With a tiny Llama and a tokenizer of its own."""
-    from tests.huggingface.conftest import save_model
+    from tests.models.huggingface.conftest import save_model
 
     folder = output / "tiny-llama"
     if not folder.exists():

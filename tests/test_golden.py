@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from landmark.attention import ContextMiss
 from landmark.memory import RecurrentMemory
-from landmark.memory.settings import TIERS
+from landmark.memory.landmarks.settings import TIERS
 from landmark.models import Decoder
 from landmark.models.checkpoint import from_authors_names
 from landmark.models.decoder import SelfAttention

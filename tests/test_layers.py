@@ -11,35 +11,45 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "landmark"
 
-# What each folder (or file) may import of the package besides itself and `utils`.
+# The rooms of the house, from the ground up, and what each may import besides itself and `utils`. A room inside another
+# room is named with a dot; a module belongs to the innermost room that has it.
 ALLOWED = {
     "utils": set(),
     "attention": set(),
-    "memory": {"attention"},
-    "blocks": {"attention", "memory"},
-    "gguf": set(),
-    "huggingface": {"attention", "memory", "blocks", "gguf"},
-    "answering": {"blocks", "documents", "huggingface"},
-    "models": {"answering", "attention", "memory", "huggingface", "gguf", "config"},
-    "extensions": {"attention", "memory", "models", "data", "evaluation", "config"},
-    "serving": {"answering", "documents", "huggingface"},
-    "config": {"memory", "blocks"},
+    "memory": {"attention", "memory.landmarks"},
+    "memory.landmarks": {"attention", "memory"},
+    "memory.blocks": {"attention", "memory"},
     "documents": set(),
-    "data": {"config", "documents", "gguf"},
-    "training": {"models", "data", "config"},
-    "evaluation": {"answering", "attention", "blocks", "memory", "models", "data", "documents", "config", "loading"},
-    "inspector": {"memory", "models", "data", "evaluation", "config"},
-    "tracking": {"data", "config"},
-    "experiment": {"memory", "blocks", "models", "data", "training", "evaluation", "tracking", "config"},
-    "results": {"config"},
-    "cli": {
-        *("answering", "data", "documents", "evaluation", "inspector", "experiment", "results", "tracking", "config"),
-        "huggingface",
+    "models": {"attention", "memory", "memory.landmarks", "models.gguf", "models.huggingface"},
+    "models.gguf": {"models"},
+    "models.huggingface": {"attention", "memory", "memory.landmarks", "memory.blocks", "models", "models.gguf"},
+    "reading": {"documents", "memory.blocks", "models", "models.huggingface"},
+    "reading.serving": {"documents", "models", "models.huggingface", "reading"},
+    "experiment": set(),
+    "experiment.config": {"memory.blocks", "memory.landmarks", "models"},
+    "experiment.data": {"documents", "models.gguf", "experiment.config"},
+    "experiment.training": {"models", "experiment.config", "experiment.data"},
+    "experiment.evaluation": {
+        *("attention", "documents", "memory", "memory.blocks", "memory.landmarks", "models", "reading"),
+        *("experiment.config", "experiment.data", "experiment.runs"),
     },
-    "loading": {"models", "data", "config"},
+    "experiment.inspector": {"memory", "models", "experiment.config", "experiment.data", "experiment.evaluation"},
+    "experiment.tracking": {"experiment.config", "experiment.data"},
+    "experiment.runs": {
+        *("memory.blocks", "memory.landmarks", "models", "experiment.config", "experiment.data"),
+        *("experiment.training", "experiment.evaluation", "experiment.tracking"),
+    },
+    "experiment.results": {"experiment.config"},
+    "extensions": {"attention", "memory", "models", "experiment.config", "experiment.data", "experiment.evaluation"},
+    "cli": {
+        *("documents", "models", "models.huggingface", "reading", "experiment.config", "experiment.data"),
+        *("experiment.evaluation", "experiment.inspector", "experiment.results", "experiment.runs"),
+        "experiment.tracking",
+    },
     "__main__": {"cli"},
-    "__init__": {"attention", "memory", "loading"},
+    "__init__": {"attention", "memory", "experiment.runs"},
 }
+FLOORS = ("utils", "attention", "memory", "documents", "models", "reading", "experiment", "extensions", "cli")
 
 
 @functools.cache
@@ -55,36 +65,49 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def files(layer: str) -> list[Path]:
-    return [*PACKAGE.glob(f"{layer}.py"), *sorted((PACKAGE / layer).rglob("*.py"))]
+def room_of(module: str) -> str:
+    """The innermost room of a module such as landmark.memory.blocks.cache."""
+    parts = [*module.split("."), "__init__"][1:]
+    return next(room for n in (2, 1) if (room := ".".join(parts[:n])) in ALLOWED)
 
 
-@pytest.mark.parametrize("layer", ALLOWED)
-def test_a_layer_imports_only_those_below_it(layer):
-    """Types count too: a name that only the type checker sees still ties two folders together."""
-    allowed = ALLOWED[layer] | {layer, "utils"}
-    for path in files(layer):
+def files(room: str) -> list[Path]:
+    """All files of a room that are in no room inside it."""
+    path = PACKAGE.joinpath(*room.split("."))
+    found = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.rglob("*.py"))
+    return [file for file in found if room_of(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)) == room]
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_only_what_it_may(room):
+    """Types count too: a name that only the type checker sees still ties two rooms together."""
+    allowed = ALLOWED[room] | {room, "utils"}
+    for path in files(room):
         for name in imported(path):
             if name != "landmark.__version__" and (name == "landmark" or name.startswith("landmark.")):
-                assert [*name.split("."), ""][1] in allowed, f"{path.relative_to(PACKAGE.parent)} imports {name}"
+                assert room_of(name) in allowed, f"{path.relative_to(PACKAGE.parent)} imports {name}"
 
 
-def test_every_layer_is_named_in_no_circle_and_every_import_written_as_one():
+def test_floors_lie_on_each_other_and_every_import_is_written_as_one():
     """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
-    lazy = {f"{folder}__init__.py" for folder in ("", "evaluation/", "memory/", "models/")}
-    allowed = {"utils/extensions.py", "memory/select/faiss.py", *lazy}
+    lazy = {f"{folder}__init__.py" for folder in ("", "experiment/evaluation/", "memory/", "models/")}
+    allowed = {"utils/extensions.py", "utils/old_names.py", "memory/landmarks/select/faiss.py", *lazy}
     for path in PACKAGE.rglob("*.py"):
         assert not {name.split(".")[0] for name in imported(path)} & {"experiments", "benchmarks", "tests", "run"}, path
         if "import_module" in path.read_text(encoding="utf-8"):
             assert str(path.relative_to(PACKAGE)) in allowed
-    TopologicalSorter(ALLOWED).prepare()  # raises CycleError
+    for room, below in ALLOWED.items():
+        floors = {other.split(".")[0] for other in below} - {room.split(".")[0]}
+        if room in FLOORS or "." in room:
+            assert all(FLOORS.index(floor) < FLOORS.index(room.split(".")[0]) for floor in floors), room
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert found == set(ALLOWED)
+    assert found == {room.split(".")[0] for room in ALLOWED}
 
 
-@pytest.mark.parametrize("folder", sorted(ALLOWED))
-def test_no_modules_of_a_folder_import_each_other(folder):
-    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files(folder)}
+@pytest.mark.parametrize("floor", sorted({room.split(".")[0] for room in ALLOWED}))
+def test_no_modules_of_a_floor_import_each_other(floor):
+    found = [path for room in ALLOWED if room.split(".")[0] == floor for path in files(room)]
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in found}
 
     def used(path: Path) -> set[str]:
         found = [f"{name}." for name in imported(path)]
@@ -104,8 +127,9 @@ def loaded(*statements: str) -> list[set[str]]:
 def test_the_program_starts_without_torch_and_attention_and_models_load_nothing_heavier():
     start, program, check = loaded(
         "import landmark.cli.main",
-        "import landmark.results.render, landmark.data, landmark.tracking.tracker, landmark.utils.significance",
-        "import landmark.models; landmark.models.DecoderConfig; from landmark.experiment import jobs; jobs.check",
+        "from landmark.experiment import data, results; from landmark.experiment.results import render; "
+        "from landmark.experiment.tracking import tracker; from landmark.utils import significance",
+        "import landmark.models; landmark.models.DecoderConfig; from landmark.experiment.runs import jobs; jobs.check",
     )
     assert "numpy" not in start
     assert not program & {*["torch", "lightning", "datasets", "tiktoken", "wandb", "pandas", "altair", "vl_convert"]}

@@ -3,8 +3,8 @@
 import pytest
 
 import landmark
-from landmark.config import to_config
-from landmark.data import load_tokenizer
+from landmark.experiment.config import to_config
+from landmark.experiment.data import load_tokenizer
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
 from tests.saved import saved_run

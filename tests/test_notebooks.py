@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from landmark.config import to_config
+from landmark.experiment.config import to_config
 from landmark.utils.files import sealed, write_json
 from tests.configurations import compose_conf, row_record
 from tests.saved import saved_run

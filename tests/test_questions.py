@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from landmark.utils.files import read_json
-from tests.data.conftest import SHARED
+from tests.experiment.data.conftest import SHARED
 
 CONTENT = read_json(Path(__file__).parents[1] / "experiments" / "sources" / "questions.json")
 

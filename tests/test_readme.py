@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from landmark.config import rows, to_config
-from landmark.config.checks import check
+from landmark.experiment.config import rows, to_config
+from landmark.experiment.config.checks import check
 from tests.configurations import compose_conf
 from tests.forked import python
 from tests.saved import saved_run
@@ -80,7 +80,7 @@ EXAMPLES = {  # a page's examples in their order: what holds after each
         "assert again.position == book.position > tokens.shape[1]",
         ANSWERED,
         f"{ANSWERED}\n"
-        "from landmark.huggingface import load\n"
+        "from landmark.models.huggingface import load\n"
         "assert load('path/to/mine')[0].generate(ids, max_new_tokens=20).equal(answer)",
     ],
     "docs/ask_a_book.md": ["assert prefixes.longest(ids[0].tolist()) >= 1000"],
@@ -91,7 +91,7 @@ EXAMPLES = {  # a page's examples in their order: what holds after each
 def folder(tmp_path_factory):
     """What the pages' examples open, where they say: a run, a model of transformers and a book."""
     pytest.importorskip("transformers")
-    from tests.huggingface.conftest import make_model, make_tokenizer
+    from tests.models.huggingface.conftest import make_model, make_tokenizer
 
     folder = tmp_path_factory.mktemp("examples")
     run, model = folder / "outputs" / "runs" / "NAME", folder / "path" / "to" / "model"

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from landmark.data import prepare
-from landmark.data.tokenizers import load_tokenizer
-from landmark.experiment.identity import digest
-from landmark.experiment.records import Records, sweep
+from landmark.experiment.data import prepare
+from landmark.experiment.data.tokenizers import load_tokenizer
+from landmark.experiment.runs.identity import digest
+from landmark.experiment.runs.records import Records, sweep
 from landmark.utils import files
 from landmark.utils.checkpoints import checkpoints
 from landmark.utils.metrics_csv import read_metrics
+from tests.experiment.training.training_case import assert_same_weights, make_config, make_corpus, run
 from tests.forked import python
 from tests.memory.reading import feed, new_memory, texts
-from tests.training.training_case import assert_same_weights, make_config, make_corpus, run
 from tests.workplace import write_books
 
 RUN = Path(__file__).parents[1] / "run.py"
@@ -194,7 +194,7 @@ def killed_at(work: Callable[[Path], None], folder: Path, number: int | None) ->
 
 def content(folder: Path) -> dict[str, Any]:
     """All files and folders, those without times with their bytes; of metrics.csv the losses. Not checkpoints: when a
-    run has its record, the next start deletes them all (`tests/experiment/test_records.py`)."""
+    run has its record, the next start deletes them all (`tests/experiment/runs/test_records.py`)."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         if path.parent.name == "checkpoints":

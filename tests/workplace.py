@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from landmark.cli import main as app
-from landmark.config import to_config
+from landmark.experiment.config import to_config
 from landmark.utils.files import sealed
 from tests.configurations import compose_conf
 
@@ -36,8 +36,8 @@ class Workplace:
         self.common += ["trainer=cpu", "eval.tokens=8192"]
         self.trained, self.evaluated = [], []
         self.fail_at, self.error = None, KeyboardInterrupt()
-        monkeypatch.setattr("landmark.experiment.runner.train_here", self.train)
-        monkeypatch.setattr("landmark.experiment.runner.evaluate_row", self.evaluate)
+        monkeypatch.setattr("landmark.experiment.runs.runner.train_here", self.train)
+        monkeypatch.setattr("landmark.experiment.runs.runner.evaluate_row", self.evaluate)
 
     def __call__(self, *overrides):
         self.task(*self.common, *overrides)

@@ -26,9 +26,9 @@ from landmark.attention.fused.rotation import ROWS
 from landmark.attention.plain import attention_forward
 from landmark.attention.rotary import rotary_factors, rotation
 from landmark.memory import Memory, Store
-from landmark.memory.select import Best, Newest
-from landmark.memory.select.scores_kernels import top_k_landmarks
-from landmark.memory.settings import GRANULARITIES, TIERS
+from landmark.memory.landmarks.select import Best, Newest
+from landmark.memory.landmarks.select.scores_kernels import top_k_landmarks
+from landmark.memory.landmarks.settings import GRANULARITIES, TIERS
 
 NAMES = "out", "lse", "dq", "dk", "dv", "dextra"
 ROUNDING = 8  # times the type's precision

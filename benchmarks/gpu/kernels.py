@@ -16,9 +16,9 @@ from benchmarks.report import Target
 from landmark.attention import Scoring, Window, landmark_attention
 from landmark.attention.fused import tuning
 from landmark.attention.plain import attention_forward, merged
-from landmark.blocks.cache import BlockCache
-from landmark.blocks.settings import BlockCacheSettings
-from landmark.memory.reading_kernels import attend_to_retrieved_blocks
+from landmark.memory.blocks.cache import BlockCache
+from landmark.memory.blocks.settings import BlockCacheSettings
+from landmark.memory.landmarks.reading_kernels import attend_to_retrieved_blocks
 
 OURS, PAIR = "landmark", "landmark, deterministic"
 FLASH, CUDNN, FLEX = "flash SDPA", "cuDNN SDPA", "FlexAttention"

@@ -18,7 +18,7 @@ from benchmarks.gpu.work import summary
 from benchmarks.report import Target
 from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, decoder
 from landmark.memory import Memory, UnlimitedMemory
-from landmark.memory.step import NextToken
+from landmark.memory.landmarks.step import NextToken
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
 from landmark.utils.window_batch import WindowBatch

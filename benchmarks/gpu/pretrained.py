@@ -24,8 +24,8 @@ def model_of(scale: Scale, dtype: torch.dtype) -> Any:
     """Qwen 2.5 0.5B's shape, whose positions suffice for all texts; on a CPU a tiny one. Reads through blocks."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from landmark.blocks.settings import BlockCacheSettings
-    from landmark.huggingface import LandmarkSettings, attach
+    from landmark.memory.blocks.settings import BlockCacheSettings
+    from landmark.models.huggingface import LandmarkSettings, attach
 
     sizes = (896, 4864, 24, 14, 2, 151_936) if scale.is_gpu else (32, 48, 2, 4, 2, 99)
     names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.gpu.journal import Line, lines_of
 from benchmarks.gpu.kernels import CUDNN, FLASH, FLEX, OURS, PAIR, PASSES
-from landmark.results.charts import COLOURS, Look, beside_names, dot, png, reference
+from landmark.experiment.results.charts import COLOURS, Look, beside_names, dot, png, reference
 from landmark.utils.data_frames import aligned
 from landmark.utils.files import write_atomic
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from landmark.config import Config
-from landmark.config.checks import check_task
-from landmark.config.command_line import override_key, started, suggested_command
-from landmark.config.rows import Compose, Row, compose_job, named, parse, select
-from landmark.config.schema import TASKS
-from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
-from landmark.experiment.records import Record
-from landmark.experiment.runner import Runner
-from landmark.results.columns import COLUMNS, Source, TableRow
-from landmark.results.tables import check_figure
+from landmark.experiment.config import Config
+from landmark.experiment.config.checks import check_task
+from landmark.experiment.config.command_line import override_key, started, suggested_command
+from landmark.experiment.config.rows import Compose, Row, compose_job, named, parse, select
+from landmark.experiment.config.schema import TASKS
+from landmark.experiment.results.columns import COLUMNS, Source, TableRow
+from landmark.experiment.results.tables import check_figure
+from landmark.experiment.runs.jobs import Job, Run, check, with_settings_of_run
+from landmark.experiment.runs.records import Record
+from landmark.experiment.runs.runner import Runner
 from landmark.utils.errors import Diverged, UserError, counted
 
 _SAID = ("perplexity", "bits_per_byte", "first_copy", "second_copy", "accuracy")

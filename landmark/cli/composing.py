@@ -17,10 +17,10 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from landmark.config import Config, register
-from landmark.config.command_line import PROGRAM, started
-from landmark.config.rows import compose_job, parse, quoted
-from landmark.config.schema import GROUPS
+from landmark.experiment.config import Config, register
+from landmark.experiment.config.command_line import PROGRAM, started
+from landmark.experiment.config.rows import compose_job, parse, quoted
+from landmark.experiment.config.schema import GROUPS
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import open_written
 from landmark.utils.source_tree import CONF

@@ -12,11 +12,11 @@ from landmark.cli.command import Command
 from landmark.cli.composing import Arguments, read_arguments, settings_found, settings_page
 from landmark.cli.sweeps import chosen, sweep
 from landmark.cli.terminal import open_streams, reported, show_log
-from landmark.config import Config, to_config
-from landmark.config.command_line import StartedJob, begin
-from landmark.config.rows import Compose, compose_job
-from landmark.experiment.processes import joined
-from landmark.experiment.runner import train_here
+from landmark.experiment.config import Config, to_config
+from landmark.experiment.config.command_line import StartedJob, begin
+from landmark.experiment.config.rows import Compose, compose_job
+from landmark.experiment.runs.processes import joined
+from landmark.experiment.runs.runner import train_here
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 

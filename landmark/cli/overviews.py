@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from landmark.cli.command import Command
-from landmark.config import Config
-from landmark.config.command_line import override_key, program
-from landmark.config.schema import TASKS
-from landmark.experiment import plan
-from landmark.experiment.jobs import Job
-from landmark.experiment.launches import describe, done, launch_title, lines_of, states_of, unfinished
-from landmark.experiment.processes import device_count
-from landmark.tracking.wandb_run import mode
+from landmark.experiment.config import Config
+from landmark.experiment.config.command_line import override_key, program
+from landmark.experiment.config.schema import TASKS
+from landmark.experiment.runs import plan
+from landmark.experiment.runs.jobs import Job
+from landmark.experiment.runs.launches import describe, done, launch_title, lines_of, states_of, unfinished
+from landmark.experiment.runs.processes import device_count
+from landmark.experiment.tracking.wandb_run import mode
 from landmark.utils.checkpoints import step_kept
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
@@ -113,7 +113,7 @@ def show_plan(command: Command) -> None:
 
 def _split_tokens(command: Command, job: Job) -> int | None:
     """Tokens of the evaluated split; None where the corpus is not prepared, or has no text of its own."""
-    from landmark.data import SyntheticCorpus
+    from landmark.experiment.data import SyntheticCorpus
 
     if not job.is_known:
         return None
@@ -152,7 +152,7 @@ def show_status(command: Command) -> None:
 
 def show_dashboard(command: Command) -> None:
     """Publish the workspace where a key is configured, else write it below the output folder."""
-    from landmark.tracking import dashboard
+    from landmark.experiment.tracking import dashboard
 
     config, output = command.config, command.runner.output
     identities: dict[str, None] = {}

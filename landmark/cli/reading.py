@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
-from landmark.config import Config
-from landmark.config.schema import MOST_SOURCES
 from landmark.documents import Document, beside_memory, document_of, documents_read, joined, read_document
-from landmark.experiment.jobs import folder_of
-from landmark.experiment.runner import evaluation_device, load_trained
+from landmark.experiment.config import Config
+from landmark.experiment.config.schema import MOST_SOURCES
+from landmark.experiment.runs.jobs import folder_of
+from landmark.experiment.runs.runner import evaluation_device, load_trained
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import progress_bar
 from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
-    from landmark.answering.sources import Source
-    from landmark.evaluation.generation import GenerationStatistics
+    from landmark.experiment.evaluation.generation import GenerationStatistics
+    from landmark.reading.sources import Source
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
 CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
@@ -38,7 +38,7 @@ def generate(command: Command) -> None:
     config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)
     config = with_dtype(config, folder)
-    from landmark.evaluation.generation import GenerationStatistics, generate_text
+    from landmark.experiment.evaluation.generation import GenerationStatistics, generate_text
 
     model, tokenizer = load_trained(config, folder, inputs)
     statistics = GenerationStatistics()
@@ -198,10 +198,10 @@ class Conversation:
     """The messages of a chat, and the memories that have read them and the text before them."""
 
     def __init__(self, model: Any, tokenizer: Any, config: Any):
-        from landmark.answering.answering import Answering
-        from landmark.config.schema import memory_settings
-        from landmark.evaluation.generation import prompt_texts, sampling_of
-        from landmark.huggingface import LandmarkModel
+        from landmark.experiment.config.schema import memory_settings
+        from landmark.experiment.evaluation.generation import prompt_texts, sampling_of
+        from landmark.models.huggingface import LandmarkModel
+        from landmark.reading.answering import Answering
 
         bare = getattr(model, "bare", None)
         if not isinstance(bare, LandmarkModel):
@@ -243,8 +243,8 @@ class Conversation:
 
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
-        from landmark.answering.answering import Gone
-        from landmark.answering.sources import text_of_sources
+        from landmark.reading.answering import Gone
+        from landmark.reading.sources import text_of_sources
 
         answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
         found, before = list["Source"](), self._before
@@ -286,7 +286,7 @@ class Conversation:
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
-        from landmark.answering.answering import Gone
+        from landmark.reading.answering import Gone
 
         check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
         if not self._messages or not self._before:
@@ -296,7 +296,7 @@ class Conversation:
 
     def _sources(self, messages: list[dict[str, str]], most: int, gone: threading.Event) -> "list[Source]":
         """The passages behind the answer to these messages. Raises Gone."""
-        from landmark.answering.sources import NULL, sources
+        from landmark.reading.sources import NULL, sources
 
         chats, before = self._answering.chats, self._before
         both = ([*messages[:-1], each] for each in (messages[-1], {**messages[-1], "content": NULL}))
@@ -336,7 +336,7 @@ def _interruptible() -> Iterator[threading.Event]:
 
 def inspect(command: Command) -> None:
     """Write the page and print its path."""
-    from landmark.inspector.page import inspect_text
+    from landmark.experiment.inspector.page import inspect_text
 
     config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)

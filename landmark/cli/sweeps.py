@@ -26,9 +26,9 @@ from landmark.cli import tables
 from landmark.cli.command import Command
 from landmark.cli.composing import config_loader, settings_found
 from landmark.cli.terminal import open_streams, report, said, show_log
-from landmark.config import Config, to_config
-from landmark.config.command_line import PROGRAM, StartedJob, begin, is_of_hydra
-from landmark.config.rows import MOST, Composer, cell_name, combinations, compose_job, named, one_line, parse
+from landmark.experiment.config import Config, to_config
+from landmark.experiment.config.command_line import PROGRAM, StartedJob, begin, is_of_hydra
+from landmark.experiment.config.rows import MOST, Composer, cell_name, combinations, compose_job, named, one_line, parse
 from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.team import started_together
 from landmark.utils.trust import check_plain

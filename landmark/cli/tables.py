@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from landmark.cli.command import Command
-from landmark.config import Config
-from landmark.config.rows import cell_name
-from landmark.experiment.launches import launch_id
-from landmark.experiment.records import Record
-from landmark.results import render, tables
-from landmark.results.paper import read_paper
-from landmark.tracking.wandb_run import mode
+from landmark.experiment.config import Config
+from landmark.experiment.config.rows import cell_name
+from landmark.experiment.results import render, tables
+from landmark.experiment.results.paper import read_paper
+from landmark.experiment.runs.launches import launch_id
+from landmark.experiment.runs.records import Record
+from landmark.experiment.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
 _NAMED = 13  # rows without a record that are named; experiments have up to 151

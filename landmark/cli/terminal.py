@@ -17,7 +17,7 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config.rows import one_line
+from landmark.experiment.config.rows import one_line
 from landmark.utils.errors import Stopped, UserError
 
 WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}

@@ -1,1 +1,1 @@
-"""Runs and rows: what they are (identity), what they leave (records), and making those that are missing (runner)."""
+"""The researcher's wing: settings, data, training, evaluation, records of runs and rows, tables and pictures."""

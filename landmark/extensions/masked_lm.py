@@ -24,12 +24,12 @@ from torch import Tensor
 from landmark.attention import ContextMiss
 from landmark.attention.layout import AttentionInputs, check_phase
 from landmark.attention.reference import landmark_attention_weights
-from landmark.config import SYNTHETIC, Config
-from landmark.data.evaluation_texts import segments
-from landmark.data.random_numbers import random_numbers
-from landmark.data.stream import Stream
-from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses, inference, token_losses
+from landmark.experiment.config import SYNTHETIC, Config
+from landmark.experiment.data.evaluation_texts import segments
+from landmark.experiment.data.random_numbers import random_numbers
+from landmark.experiment.data.stream import Stream
+from landmark.experiment.data.tokenizers import Tokenizer
+from landmark.experiment.evaluation.measurement import Measurement, Progress, SegmentLosses, inference, token_losses
 from landmark.models import LanguageModel
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Decoder, WindowInputs
@@ -38,7 +38,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
 SETTINGS = ("model.masked",)
-MASKS = 6  # a stream of random numbers of its own, beside those of `landmark.data.random_numbers`
+MASKS = 6  # a stream of random numbers of its own, beside those of `landmark.experiment.data.random_numbers`
 SHARE = 0.15
 _VALIDATION, _TEXT = 2**64 - 1, 2**64 - 2  # used instead of a step
 _DRAWN = 4096  # tokens of a text whose random numbers are drawn together

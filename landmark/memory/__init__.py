@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from landmark.memory.layer import Stingy, TruePositions
-    from landmark.memory.memory import Memory
-    from landmark.memory.recurrent import RecurrentMemory, SinkMemory, UnlimitedMemory
-    from landmark.memory.store import Store
+    from landmark.memory.landmarks.layer import Stingy, TruePositions
+    from landmark.memory.landmarks.memory import Memory
+    from landmark.memory.landmarks.recurrent import RecurrentMemory, SinkMemory, UnlimitedMemory
+    from landmark.memory.tiers import Store
 
 __all__ = [
     "Memory",
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         for module in ("memory", "recurrent"):
-            found = import_module(f"landmark.memory.{module}")
+            found = import_module(f"landmark.memory.landmarks.{module}")
             if hasattr(found, name):
                 return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

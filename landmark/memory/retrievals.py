@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from landmark.memory.layer import Question
-from landmark.memory.store import BlockStore
+from landmark.memory.landmarks.block_store import BlockStore
+from landmark.memory.landmarks.layer import Question
 
 RATES = ("drop_rate", "drop_rates", "skipped")
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from landmark.memory.layer import LayerMemory
-from landmark.memory.store.block_store import COPIED, LANDMARKS
+from landmark.memory.landmarks.block_store import COPIED, LANDMARKS
+from landmark.memory.landmarks.layer import LayerMemory
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import (
     Keys,

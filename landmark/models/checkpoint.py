@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -10,7 +10,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from landmark.models.config import DecoderConfig, decoder_config
+from landmark.models.config import DecoderConfig, ModelConfig, decoder_config
 from landmark.models.decoder import Decoder
 from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError, in_one_line
@@ -25,9 +25,6 @@ from landmark.utils.files import (
     write_hashes,
     write_json,
 )
-
-if TYPE_CHECKING:
-    from landmark.config.schema import ModelConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -46,7 +43,7 @@ _AUTHORS_NAMES = {
 }
 
 
-def build(model: "ModelConfig", tokenizer: Any, cmt: bool = False, start: str | None = None) -> LanguageModel:
+def build(model: ModelConfig, tokenizer: Any, cmt: bool = False, start: str | None = None) -> LanguageModel:
     """A model to train.
 
     tokenizer: a transformers one is saved with the model. start: folder of a model whose training is continued, or of

@@ -3,14 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
 from landmark.utils.errors import UserError
-from landmark.utils.setting import check_field, setting
-
-if TYPE_CHECKING:
-    from landmark.config.schema import ModelConfig
+from landmark.utils.setting import REQUIRED, check_field, one_of, setting
 
 KINDS = ("transformer", "landmark", "transformer_xl")
 
@@ -39,7 +36,7 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class KeySettings:
-    """How queries and keys are made (`landmark.attention.keys`; landmark/config/schema.py says what each is).
+    """How queries and keys are made (`landmark.attention.keys`; the schema of settings says what each is).
 
     norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
     """
@@ -189,7 +186,46 @@ def _flat_name(item: Field) -> str:
     return item.metadata.get("key", item.name)
 
 
-def decoder_config(model: "ModelConfig", tokenizer: Any = None, cmt: bool = False) -> "DecoderConfig":
+@dataclass
+class ModelConfig:
+    """The model. The width of the paper's decoder is num_heads * head_dim."""
+
+    kind: str = REQUIRED  # transformer, landmark or transformer_xl
+    architecture: str | None = None  # module that has a `Model`, of landmark.models or with a dot any other; null: ours
+    name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
+    as_is: bool | None = None  # of that model: train nothing
+    # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
+    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
+    bits: int | None = one_of(None, 4, 8)  # of the weights of its linear layers where it reads; null: as they are
+    lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
+    num_layers: int = REQUIRED
+    num_heads: int = REQUIRED
+    head_dim: int = REQUIRED
+    mlp_dim: int = REQUIRED
+    num_kv_heads: int | None = setting(None, least=1)  # heads of keys and values, shared by groups; null: num_heads
+    block_size: int | None = setting(None, least=1)  # landmark: normal tokens per block
+    window: int | None = None  # transformer_xl: tokens per window
+    cache: int | None = None  # transformer_xl: earlier keys kept
+    key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
+    rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
+    # Token, or mean: plus the mean of the block's keys; null: token.
+    landmark_key: str | None = setting(None, kind="landmark")
+    landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
+    alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
+    masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
+    qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
+    initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
+    induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
+    backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
+
+    @property
+    def reading_dtype(self) -> str:
+        """The type of a pretrained model's weights where it reads: integers of few bits go with bfloat16."""
+        is_gguf = self.as_is and str(self.name).endswith(".gguf")
+        return self.dtype or ("bfloat16" if is_gguf or self.bits else "float32")
+
+
+def decoder_config(model: ModelConfig, tokenizer: Any = None, cmt: bool = False) -> "DecoderConfig":
     """The configuration of the decoder that the config group `model` and a tokenizer describe (None: any).
 
     Settings of other kinds of model are left out. A landmark model that is not trained (`as_is`) has no landmarks.

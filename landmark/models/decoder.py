@@ -21,9 +21,9 @@ from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
-from landmark.memory.memory import memory_of
-from landmark.memory.settings import MemorySettings
-from landmark.memory.step import NextToken, Step, can_step
+from landmark.memory.landmarks.memory import memory_of
+from landmark.memory.landmarks.settings import MemorySettings
+from landmark.memory.landmarks.step import NextToken, Step, can_step
 from landmark.models import head_loss
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss

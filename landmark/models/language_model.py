@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.answering.sampling import Chooser, Sampling, follow
 from landmark.models.config import DecoderConfig
+from landmark.models.sampling import Chooser, Sampling, follow
 from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch

@@ -16,15 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
-from landmark.gguf.file import is_gguf, opened
-from landmark.gguf.opening import empty_model
-from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
-from landmark.huggingface.families import check_model, head_dim
-from landmark.huggingface.folders import folder_of
-from landmark.huggingface.safe_loading import check_folder, open_model, readable
-from landmark.huggingface.wrapping import without_landmarks
 from landmark.models import head_loss
 from landmark.models.config import DecoderConfig, Landmarks
+from landmark.models.gguf.file import is_gguf, opened
+from landmark.models.gguf.opening import empty_model
+from landmark.models.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
+from landmark.models.huggingface.families import check_model, head_dim
+from landmark.models.huggingface.folders import folder_of
+from landmark.models.huggingface.safe_loading import check_folder, open_model, readable
+from landmark.models.huggingface.wrapping import without_landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
@@ -93,7 +93,7 @@ class Pretrained(LanguageModel):
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
     def read_on(self, tokens: Tensor, memory: Any) -> None:
-        known: dict[str, Any] = {"known": True} if isinstance(memory, LandmarkCache) else {}
+        known: dict[str, Any] = {"prefill": True} if isinstance(memory, LandmarkCache) else {}
         if known and self.config.landmark_id is not None:
             known["local"] = tokens.shape[1]
         self.model(tokens, past_key_values=memory, use_cache=True, logits_to_keep=1, **known)

@@ -29,6 +29,7 @@ RULER_TASKS = {  # tokens that are generated for an answer, as published
     "fwe": 50,
 }
 SHORTEST_REPEAT = 8  # tokens of a repeated stretch of a training window (`data.repeats`)
+TIERS = ("device", "cpu", "disk")  # where a memory keeps its blocks
 
 
 def channels_of(fraction: float, head_dim: int) -> int:

@@ -15,6 +15,7 @@ _BOUNDS = {  # words of a bound, and whether a number is within it
     "most": ("at most", lambda number, bound: number <= bound),
     "below": ("below", lambda number, bound: number < bound),
 }
+REQUIRED: Any = "???"  # the default of a setting that has none, as OmegaConf writes it
 _LARGEST = 2**63 - 1  # of a whole number, which torch and NumPy keep in 64 bits
 
 
@@ -23,6 +24,11 @@ def setting(default: Any = MISSING, **said: Any) -> Any:
     `least`, `above`, `most`, `below` of a number, or of a list's; and what other readers look for.
     """
     return field(default=default, metadata=said)
+
+
+def one_of(default: Any, *choices: Any) -> Any:
+    """A field that takes its default or one of these values."""
+    return setting(default, choices=tuple(each for each in (default, *choices) if each not in (None, REQUIRED)))
 
 
 def check_field(key: str, value: Any, item: Field) -> None:

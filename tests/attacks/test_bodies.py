@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.attacks.test_generated import COUNT, SEED, ending
-from tests.serving.conftest import KEYS, Server, model, tokenizer  # noqa: F401 (fixtures)
+from tests.reading.serving.conftest import KEYS, Server, model, tokenizer  # noqa: F401 (fixtures)
 
 TEXTS = (
     "a crow",

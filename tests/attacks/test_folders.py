@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import landmark
 from landmark.cli.sweeps import SubmititSlurm
-from landmark.config import to_config
-from landmark.data.stream import open_corpus
+from landmark.experiment.config import to_config
+from landmark.experiment.data.stream import open_corpus
 from landmark.models import load
 from landmark.utils.errors import UserError
 from landmark.utils.files import sealed, sha256_file
@@ -83,12 +83,12 @@ class TestTransformers:
     @pytest.fixture
     def folder(self, tmp_path):
         pytest.importorskip("transformers")
-        from tests.huggingface.conftest import save_model
+        from tests.models.huggingface.conftest import save_model
 
         return save_model(tmp_path)
 
     def test_its_code_does_not_run(self, folder, monkeypatch):
-        from landmark.data.tokenizers import open_pretrained
+        from landmark.experiment.data.tokenizers import open_pretrained
         from landmark.models.pretrained import load_pretrained
 
         monkeypatch.chdir(folder)
@@ -116,9 +116,9 @@ class TestTransformers:
         ],
     )
     def test_it_is_refused_here_and_by_the_server(self, folder, file, values, said, monkeypatch, capsys):
-        from landmark.huggingface import load
+        from landmark.models.huggingface import load
         from landmark.models.pretrained import size_of
-        from landmark.serving.__main__ import main
+        from landmark.reading.serving.__main__ import main
 
         shutil.copy(folder / "model.safetensors", folder.parent / "a.safetensors")
         if values is not None:
@@ -275,7 +275,7 @@ SOURCES = [ROOT / "run.py", *sorted(ROOT.glob("landmark/**/*.py")), *sorted(ROOT
 FORBIDDEN_BY = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
 UNPICKLING = ("pickle.load", "pickle.Unpickler", "dill", "cloudpickle", "joblib.load", "shelve", "marshal")
 RUNNING = ("eval", "exec", "compile", "yaml.load", "yaml.unsafe_load")
-FROM_PRETRAINED = {"landmark/huggingface/safe_loading.py", "landmark/data/tokenizers.py"}
+FROM_PRETRAINED = {"landmark/models/huggingface/safe_loading.py", "landmark/experiment/data/tokenizers.py"}
 
 
 def calls() -> list:
@@ -301,7 +301,9 @@ def test_nothing_is_unpickled():
         for argument, unsafe in (("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)):
             assert given.get(argument) is not unsafe, f"{file}:{call.lineno} {name}"
         if name.endswith("from_pretrained"):
-            assert file in FROM_PRETRAINED, f"{file}:{call.lineno}: open it as landmark.huggingface.safe_loading does"
+            assert file in FROM_PRETRAINED, (
+                f"{file}:{call.lineno}: open it as landmark.models.huggingface.safe_loading does"
+            )
     assert "torch.load" in seen
 
 

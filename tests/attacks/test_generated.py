@@ -23,12 +23,12 @@ import landmark
 from landmark.cli import main as app
 from landmark.cli.composing import read_arguments, settings_found
 from landmark.cli.terminal import said
-from landmark.config import to_config
-from landmark.config.schema import TASKS
-from landmark.data.stream import open_corpus
-from landmark.experiment.records import Records
-from landmark.results import render, tables
-from landmark.training.checkpointing import AtomicCheckpointIO, find_checkpoint
+from landmark.experiment.config import to_config
+from landmark.experiment.config.schema import TASKS
+from landmark.experiment.data.stream import open_corpus
+from landmark.experiment.results import render, tables
+from landmark.experiment.runs.records import Records
+from landmark.experiment.training.checkpointing import AtomicCheckpointIO, find_checkpoint
 from landmark.utils.files import HASHES, sealed
 from landmark.utils.metrics_csv import metrics_so_far
 from tests.configurations import compose_conf
@@ -106,7 +106,7 @@ def test_bad_commands(here, monkeypatch):
 @pytest.fixture
 def whole(tmp_path, monkeypatch, books) -> Path:
     """A folder with one of each kind of file that this program writes, or reads from others."""
-    from tests.huggingface.conftest import save_model
+    from tests.models.huggingface.conftest import save_model
 
     home = tmp_path / "whole"
     work = Workplace(books, home / "outputs", monkeypatch)
@@ -164,7 +164,7 @@ def metrics(home: Path) -> object:
 
 
 def transformers(home: Path) -> object:
-    from landmark.huggingface import load
+    from landmark.models.huggingface import load
 
     model, tokenizer = load(home / "transformers")
     ids = tokenizer("A heron")["input_ids"] or [0]  # a damaged tokenizer may find nothing, or ids that the model lacks

@@ -9,10 +9,10 @@ pytest.importorskip("bm25s", reason="the optional extra `documents` is not insta
 
 from benchmarks import answers
 from benchmarks.sources import needle
-from landmark.answering.answering import Answering
-from landmark.data.tokenizers import PretrainedTokenizer
-from landmark.huggingface import wrap
-from tests.huggingface.conftest import make_model, make_tokenizer
+from landmark.experiment.data.tokenizers import PretrainedTokenizer
+from landmark.models.huggingface import wrap
+from landmark.reading.answering import Answering
+from tests.models.huggingface.conftest import make_model, make_tokenizer
 
 NAMES = ["Anna", "Berta", "Clara", "Dora", "Emil", "Fritz", "Gustav", "Hanna", "Ida", "Karl"]
 

@@ -141,7 +141,7 @@ def test_a_wrapped_model_is_measured_beside_the_plain_one(tmp_path):
 def test_a_pretrained_model_is_measured_beside_its_own_cache(tmp_path):
     pytest.importorskip("transformers")
     from benchmarks import pretrained_cost
-    from tests.huggingface.conftest import save_model
+    from tests.models.huggingface.conftest import save_model
 
     save_model(tmp_path / "model")
     words = ["--lengths", "700", "--tokens", "2", "--rounds", "1", "--out", str(tmp_path)]
@@ -157,7 +157,7 @@ def test_a_file_beside_another_engine(tmp_path, monkeypatch):
     """llama.cpp is another process of ours here, since it takes an hour to build."""
     pytest.importorskip("gguf")
     from benchmarks import engines, pretrained_cost
-    from tests.gguf.writing import make_model, write
+    from tests.models.gguf.writing import make_model, write
 
     write(file := tmp_path / "small.gguf", "llama", make_model("llama"))
     monkeypatch.setattr(engines, "TOKENS", 2)

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig
 
 from landmark.cli import main as app
-from landmark.config import rows
-from landmark.config.rows import Composer
+from landmark.experiment.config import rows
+from landmark.experiment.config.rows import Composer
 from tests.forked import python
 
 RUN = Path(__file__).parents[2] / "run.py"

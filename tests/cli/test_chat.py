@@ -10,16 +10,16 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.answering import sources as answering_sources
-from landmark.answering.answering import Answering
 from landmark.cli import reading
 from landmark.documents import Document, read_document, saved_document
-from landmark.huggingface import LandmarkModel, wrap
+from landmark.models.huggingface import LandmarkModel, wrap
+from landmark.reading import sources as answering_sources
+from landmark.reading.answering import Answering
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
-from tests.answering.test_chats import CHATML, chat_tokenizer, said, user
 from tests.documents.files import pdf
-from tests.huggingface.conftest import make_model
+from tests.models.huggingface.conftest import make_model
+from tests.reading.test_chats import CHATML, chat_tokenizer, said, user
 from tests.workplace import run_task
 
 BOOK = "A heron stands in the water and waits. " * 20
@@ -139,8 +139,8 @@ def test_a_question_goes_through_the_models_template(ask):
 def test_a_book_and_a_question_are_the_same_ids_by_every_way_to_ask(ask, monkeypatch):
     """The book as it is, then the question through the template. The page asks as clients of the server do."""
     testclient = pytest.importorskip("fastapi.testclient", reason="the optional extra `serve` is not installed")
-    from landmark.serving.app import make_app
-    from landmark.serving.memories import ServerSettings
+    from landmark.reading.serving.app import make_app
+    from landmark.reading.serving.memories import ServerSettings
 
     found, answer = list[list[int]](), Answering.answer
 

@@ -17,7 +17,7 @@ from tests.configurations import SMALL
 
 def test_standard_output_is_the_answer_alone(here, monkeypatch):
     def answer(_):
-        logging.getLogger("landmark.data").info("notes has 1 document(s)")
+        logging.getLogger("landmark.experiment.data").info("notes has 1 document(s)")
         print("A heron.")
 
     monkeypatch.setitem(TASKS, "generate", answer)

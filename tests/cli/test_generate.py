@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from landmark.answering.sampling import Sampling
-from landmark.data import load_tokenizer
-from landmark.data.sources import read_text
 from landmark.documents import saved_document
+from landmark.experiment.data import load_tokenizer
+from landmark.experiment.data.sources import read_text
+from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from tests.saved import saved_run

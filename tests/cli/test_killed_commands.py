@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from landmark.experiment.records import Records
+from landmark.experiment.runs.records import Records
 
 ROWS = {
     "first": {

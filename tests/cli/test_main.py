@@ -9,10 +9,10 @@ import pytest
 
 from landmark.cli import main
 from landmark.cli.composing import read_arguments
-from landmark.config import schema, to_config
-from landmark.config.rows import quoted
-from landmark.experiment import runner
-from landmark.experiment.jobs import Inputs
+from landmark.experiment.config import schema, to_config
+from landmark.experiment.config.rows import quoted
+from landmark.experiment.runs import runner
+from landmark.experiment.runs.jobs import Inputs
 from landmark.utils.errors import Diverged, UserError
 from tests.configurations import compose_conf
 
@@ -77,7 +77,7 @@ def test_a_training_that_diverges_is_tried_once(work, monkeypatch, capsys):
             raise Diverged("diverged: the loss became nan at step 3")
         return results
 
-    monkeypatch.setattr("landmark.experiment.runner.train_here", train)
+    monkeypatch.setattr("landmark.experiment.runs.runner.train_here", train)
     with pytest.raises(UserError, match=r"\d rows diverged and left no record: landmark_512"):
         work("+experiment=table1_pg19")
     assert work.trained == ["transformer", "landmark", "transformer_xl"]
@@ -211,7 +211,7 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
     def train(*_):
         raise SystemExit(code)
 
-    monkeypatch.setattr("landmark.training.train", train)
+    monkeypatch.setattr("landmark.experiment.training.train", train)
     overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
     config = to_config(compose_conf([*overrides, "model=transformer"]))
     with pytest.raises(raised):

@@ -14,12 +14,12 @@ pytest.importorskip("pypdfium2", reason="the optional extra `documents` is not i
 pytest.importorskip("chardet", reason="the optional extra `documents` is not installed")
 pytest.importorskip("lxml", reason="the optional extra `documents` is not installed")
 
-from landmark.data.sources import open_source
 from landmark.documents import Document, beside_memory, document_of, joined, read_document, saved_document
 from landmark.documents import pdf as pdf_program
+from landmark.experiment.data.sources import open_source
 from landmark.utils.errors import UserError
-from tests.data.conftest import SHARED
 from tests.documents import files
+from tests.experiment.data.conftest import SHARED
 
 TAIL = "Café & lake, café."
 
@@ -270,7 +270,7 @@ INNER = {
 FUZZ = """
 import random, sys
 from landmark.documents import pdf
-from tests.data.conftest import SHARED
+from tests.experiment.data.conftest import SHARED
 from tests.documents import files
 from tests.documents.test_reading import damaged
 drawn, read = random.Random(80_347), 0

@@ -27,14 +27,14 @@ def smoke(removed, settings):
     import landmark
     from landmark.utils.errors import UserError
     for module in pkgutil.walk_packages(landmark.__path__, "landmark."):
-        if not module.name.endswith("__main__") and not module.name.startswith("landmark.huggingface"):
+        if not module.name.endswith("__main__") and not module.name.startswith("landmark.models.huggingface"):
             try:
                 importlib.import_module(module.name)
             except ImportError as error:
                 assert error.name and not error.name.startswith("landmark"), error  # an optional package
-    from landmark.config import Config
-    from landmark.config.schema import ModelConfig
-    from landmark.experiment.jobs import check
+    from landmark.experiment.config import Config
+    from landmark.experiment.config.schema import ModelConfig
+    from landmark.experiment.runs.jobs import check
     from landmark.models import Decoder, DecoderConfig, build, load, save
     from landmark.utils.extensions import extension_with
     from landmark.utils.window_batch import WindowBatch

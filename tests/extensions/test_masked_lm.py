@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.config import checks
-from landmark.data.datamodule import WindowDataModule
-from landmark.data.stream import Stream
-from landmark.data.tokenizers import Tokenizer, load_tokenizer
-from landmark.experiment.jobs import check
+from landmark.experiment.config import checks
+from landmark.experiment.data.datamodule import WindowDataModule
+from landmark.experiment.data.stream import Stream
+from landmark.experiment.data.tokenizers import Tokenizer, load_tokenizer
+from landmark.experiment.runs.jobs import check
 from landmark.extensions.masked_lm import SHARE, MaskedTokens, evaluate, landmark_attention_both_ways, masked_tokens
 from landmark.models.config import DecoderConfig
 from landmark.utils.constants import NO_LOSS
@@ -20,10 +20,10 @@ from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 from tests import oracle
 from tests.configurations import changed
-from tests.data.test_windows import batches
+from tests.experiment.data.test_windows import batches
+from tests.experiment.training.training_case import MASKED, TOKENIZER, make_config, make_corpus
 from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY, tiny
 from tests.pairs import all_pairs, name_of
-from tests.training.training_case import MASKED, TOKENIZER, make_config, make_corpus
 
 PLAIN, BOTH = (replace(config, options={"masked": True}) for config in (TINY, LANDMARK))
 MASK = masked_tokens(TOKENIZER).mask

@@ -2,8 +2,8 @@
 
 import torch
 
-from landmark.memory.memory import memory_of
-from landmark.memory.settings import MemorySettings
+from landmark.memory.landmarks.memory import memory_of
+from landmark.memory.landmarks.settings import MemorySettings
 
 
 def new_memory(block_size=3, **given):

@@ -7,11 +7,11 @@ from landmark.attention import ContextMiss, Grouped
 from landmark.attention.fused.tuning import MOST_BLOCKS
 from landmark.attention.keys import Keys
 from landmark.memory import Memory, Store, TruePositions, reading_kernels
-from landmark.memory import memory as memory_module
-from landmark.memory.select import Best, Newest
-from landmark.memory.select.scores_kernels import top_k_landmarks
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
-from landmark.memory.step import NextToken, can_step
+from landmark.memory.landmarks import memory as memory_module
+from landmark.memory.landmarks.select import Best, Newest
+from landmark.memory.landmarks.select.scores_kernels import top_k_landmarks
+from landmark.memory.landmarks.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.landmarks.step import NextToken, can_step
 from landmark.models import DecoderConfig
 from landmark.models.config import Landmarks
 from tests.memory.reading import feed, new_memory, texts

@@ -12,9 +12,9 @@ from landmark.attention import ContextMiss, Grouped, Scoring, Sinks
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotary_frequencies
 from landmark.memory import Memory, SinkMemory
-from landmark.memory.select import Best, Given, MeanKeys, Newest, scores, selector
-from landmark.memory.settings import GRANULARITIES
-from landmark.memory.store import BlockStore
+from landmark.memory.landmarks.block_store import BlockStore
+from landmark.memory.landmarks.select import Best, Given, MeanKeys, Newest, scores, selector
+from landmark.memory.landmarks.settings import GRANULARITIES
 from landmark.utils.constants import channels_of
 from tests import oracle
 from tests.memory.reading import feed, new_memory, texts

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from landmark.attention import ContextMiss
-from landmark.blocks.settings import BlockCacheSettings
-from landmark.memory.settings import MemorySettings, Settings
+from landmark.memory.blocks.settings import BlockCacheSettings
+from landmark.memory.landmarks.settings import MemorySettings, Settings
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 
@@ -41,8 +41,8 @@ def read_with_landmarks(given: dict[str, Any]) -> Tensor:
 
 
 def read_without_landmarks(given: dict[str, Any]) -> Tensor:
-    from landmark.huggingface import wrap
-    from tests.huggingface.conftest import make_model, make_tokenizer
+    from landmark.models.huggingface import wrap
+    from tests.models.huggingface.conftest import make_model, make_tokenizer
 
     torch.manual_seed(0)
     model = wrap(make_model("llama"), make_tokenizer(), 4, {"k": 4, "window": 8, "dense": 0, **given}, landmarks="none")

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from landmark.attention import Grouped, Scoring
 from landmark.attention.keys import Keys
-from landmark.blocks.cache import BlockCache
-from landmark.blocks.settings import BlockCacheSettings
 from landmark.memory import saving
+from landmark.memory.blocks.cache import BlockCache
+from landmark.memory.blocks.settings import BlockCacheSettings
+from landmark.memory.landmarks.settings import MAPPINGS, TIERS, MemorySettings
 from landmark.memory.saving import HASHES
-from landmark.memory.settings import MAPPINGS, TIERS, MemorySettings
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.saved import hash_again

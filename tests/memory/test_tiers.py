@@ -10,13 +10,12 @@ import torch
 from landmark.attention import ContextMiss, Grouped, Scoring
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import RotaryTable
-from landmark.memory.layer import LayerMemory, Question, Stingy
-from landmark.memory.select import Best, Faiss, SecondLook
-from landmark.memory.select.scores import best_in_order
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
-from landmark.memory.store import BlockStore, Store
-from landmark.memory.store.block_store import ROWS, SPARE
-from landmark.memory.store.tiers import FetchedBlocks, TierCounts
+from landmark.memory.landmarks.block_store import BlockStore
+from landmark.memory.landmarks.layer import LayerMemory, Question, Stingy
+from landmark.memory.landmarks.select import Best, Faiss, SecondLook
+from landmark.memory.landmarks.select.scores import best_in_order
+from landmark.memory.landmarks.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.tiers import ROWS, SPARE, FetchedBlocks, Store, TierCounts
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of

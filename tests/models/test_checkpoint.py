@@ -14,15 +14,15 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import landmark
-from landmark.config.schema import ModelConfig
+from landmark.experiment.config.schema import ModelConfig
 from landmark.models import Decoder, build, save
 from landmark.models.checkpoint import load, new_decoder
 from landmark.models.config import DecoderConfig, Landmarks, decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
 from landmark.utils.weights import weights_digest
+from tests.experiment.training.training_case import assert_same_weights
 from tests.saved import edit, hash_again
-from tests.training.training_case import assert_same_weights
 
 CONFIG = DecoderConfig(64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, landmarks=Landmarks(60, 5))
 SHAPE = ("model.num_layers=2", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "recipe=paper")

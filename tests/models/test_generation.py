@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from landmark.answering.sampling import Sampling
 from landmark.memory import Memory
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.landmarks.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.models import DecoderConfig
+from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 from tests.pairs import all_pairs, name_of
 from tests.saved import random_decoder

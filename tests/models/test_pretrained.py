@@ -13,32 +13,32 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 
 from transformers import DynamicCache
 
-from landmark.config import to_config
-from landmark.config.schema import ModelConfig
-from landmark.data.datamodule import WindowDataModule
-from landmark.data.passkey import Passkey
-from landmark.data.ruler import Ruler
-from landmark.data.stream import Stream
-from landmark.data.synthetic import SyntheticCorpus
-from landmark.data.synthetic_windows import SyntheticWindows
-from landmark.data.tokenizers import PretrainedTokenizer
-from landmark.evaluation.rows import evaluate
-from landmark.experiment.jobs import Inputs
-from landmark.experiment.runner import load_trained
-from landmark.huggingface import LandmarkModel, wrap
-from landmark.huggingface import load as load_wrapped
+from landmark.experiment.config import to_config
+from landmark.experiment.config.schema import ModelConfig
+from landmark.experiment.data.datamodule import WindowDataModule
+from landmark.experiment.data.passkey import Passkey
+from landmark.experiment.data.ruler import Ruler
+from landmark.experiment.data.stream import Stream
+from landmark.experiment.data.synthetic import SyntheticCorpus
+from landmark.experiment.data.synthetic_windows import SyntheticWindows
+from landmark.experiment.data.tokenizers import PretrainedTokenizer
+from landmark.experiment.evaluation.rows import evaluate
+from landmark.experiment.runs.jobs import Inputs
+from landmark.experiment.runs.runner import load_trained
+from landmark.experiment.training import train
 from landmark.models import decoder_config, save
 from landmark.models import head_loss as parts
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
+from landmark.models.huggingface import LandmarkModel, wrap
+from landmark.models.huggingface import load as load_wrapped
 from landmark.models.pretrained import Pretrained, load_pretrained, start_from, weights_sha256
-from landmark.training import train
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
-from tests.evaluation.test_perplexity import settings
-from tests.huggingface.conftest import make_model, make_tokenizer, save_model
-from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus
+from tests.experiment.evaluation.test_perplexity import settings
+from tests.experiment.training.training_case import TOKENIZER, identity_of, make_config, make_corpus
+from tests.models.huggingface.conftest import make_model, make_tokenizer, save_model
 from tests.workplace import run_task
 
 BLOCK = 5
@@ -110,7 +110,7 @@ def test_everything_is_trained_without_adapters(folder, tmp_path):
 
 
 def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
-    """`landmark.huggingface.load` opens a run's folder, with the tokenizer that came with the model."""
+    """`landmark.models.huggingface.load` opens a run's folder, with the tokenizer that came with the model."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["<landmark>"], special_tokens=True)
     model = start_from(str(folder), shape(), tokenizer=tokenizer)

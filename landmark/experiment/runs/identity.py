@@ -1,0 +1,155 @@
+"""Identity of a run or a row: a hash of all that decides its result, and of nothing else."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from landmark.experiment.config import SYNTHETIC, Config
+from landmark.experiment.config.schema import UNIQUE_BLOCKS, memory_settings
+from landmark.memory.blocks.settings import BlockCacheSettings
+from landmark.utils.constants import (
+    ANSWER_WEIGHT,
+    BETAS,
+    DENSE_SHARE,
+    PASSKEY_VERSION,
+    ROPE_BASE,
+    RULER_SAMPLES_VERSION,
+    RULER_VERSION,
+)
+from landmark.utils.extensions import hooks
+
+# Raised by hand when the same settings give other numbers than before.
+NUMERICS_VERSION = 1
+ALPHA_VERSION = 2  # of models with `model.alpha`
+
+_OPTIMISATION = (
+    *("steps", "batch_size", "length", "cut_as", "precision"),
+    *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
+)
+_PRETRAINED = ("kind", "block_size", "lora_rank")
+_ALWAYS = ("max_blocks", "k", "granularity", "scorer")
+
+
+def run_settings(
+    config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None, beginning: Sequence[int] = ()
+) -> dict[str, Any]:
+    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream. start:
+    identity of the weights that it starts from; None: drawn anew. beginning: ids that begin each window.
+    """
+    model, train = asdict(config.model).items(), asdict(config.train).items()
+    settings: dict[str, Any] = {
+        "model": {key: value for key, value in model if key not in ("backend", "name") and value is not None},
+        "train": {key: value for key, value in train if key in _OPTIMISATION and value is not None},
+        "seed": config.seed,
+        "tokenizer": tokenizer_hash,
+        "stream": stream_sha256,
+    }
+    settings["model"]["rope_base"] = ROPE_BASE
+    settings["train"] |= dict(zip(("beta1", "beta2"), BETAS, strict=True))
+    if config.train.muon_lr is not None:
+        settings["train"]["optimizer"] = "muon"
+    if config.data.repeats is not None:
+        settings["repeats"] = config.data.repeats
+    if alpha := settings["model"].pop("alpha", None):
+        settings["model"]["joint_softmax"], settings["joint_softmax"] = alpha, ALPHA_VERSION
+    if config.data.tasks is not None:
+        settings["tasks"] = [config.data.tasks, ANSWER_WEIGHT, RULER_SAMPLES_VERSION]
+    if config.data.passkeys is not None:
+        settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
+    if config.model.name is not None:  # its shape is its own
+        settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
+    if beginning:
+        settings["beginning"] = list(beginning)
+    if config.model.as_is:  # nothing is trained
+        read = {"kind": config.model.kind, "as_is": True, **_dtype(config)}
+        settings = {"model": read, "tokenizer": tokenizer_hash}
+        if config.model.kind == "landmark":
+            settings["model"]["block_size"] = config.model.block_size
+    if start is not None:
+        settings["start"] = start
+    if config.cmt.enabled:
+        settings["cmt"] = True
+    if config.positions.p_jump > 1:
+        settings["positions"] = {"kind": "jumps", "p_jump": config.positions.p_jump}
+    return settings
+
+
+def _dtype(config: Config) -> dict[str, Any]:
+    """Type and bits of the weights that a model of transformers reads with, where these are not float32."""
+    dtype, bits = config.model.reading_dtype, config.model.bits
+    return ({} if dtype == "float32" else {"dtype": dtype}) | ({} if bits is None else {"bits": bits})
+
+
+def _memory_identity(config: Config) -> dict[str, Any]:
+    """How a landmark model reads: of a memory's settings those in `_ALWAYS`, and those that are not the default."""
+    memory, settings = memory_settings(config), {}
+    if isinstance(memory, BlockCacheSettings):
+        hidden = [item.name for item in fields(memory) if not item.metadata.get("in_identity", True)]
+        saved = {name: value for name, value in memory.saved().items() if name not in hidden}
+        return {"k": memory.k, "blocks": None} | saved
+    for item in fields(memory):
+        value, said = getattr(memory, item.name), item.metadata
+        other, values = said.get("needs", ("k", [memory.k]))
+        is_told = item.name in _ALWAYS or (value != item.default and getattr(memory, other) in values)
+        if is_told and said.get("in_identity", True):
+            settings[said["key"].rpartition(".")[2]] = value
+    if config.eval.task == UNIQUE_BLOCKS:
+        settings["retrieval_statistics"] = True
+    if config.cmt.enabled:
+        settings["cmt_cutoff"] = memory.cutoff
+    return settings
+
+
+def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
+    """Everything that decides a row's numbers: the run's identity, how it is read, the evaluated split; without
+    settings that do not matter for the kind of model. config: `resolved` by `landmark.experiment.config.checks`.
+    """
+    kind = config.model.kind
+    settings: dict[str, Any] = {
+        "run": run,
+        "model": kind,
+        "eval_length": config.eval.length,
+        "local": config.eval.local,
+        "split": config.eval.split,
+        "tokens": config.eval.tokens,
+        "span": config.eval.span if config.eval.tokens is not None else None,
+        "stream": stream_sha256,
+        "numerics": NUMERICS_VERSION,
+    }
+    dtype = {} if config.model.as_is else _dtype(config)  # as_is, the run's settings have it
+    settings |= dtype
+    if config.data.name in SYNTHETIC:
+        settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
+    if config.eval.probe is not None:
+        settings |= {"probe": config.eval.probe, "prompts": config.eval.prompts, "tokens": None, "span": None}
+    if config.eval.question is not None:
+        asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
+        if config.eval.task == "passkey":
+            asked["needles"] = config.data.needles
+        settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
+    if config.model.name is not None:
+        settings["beginning"] = True  # the ids that begin a text stand before each segment
+    if kind == "landmark":
+        settings |= _memory_identity(config)
+    if kind == "transformer" and config.memory.window is not None:
+        settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
+    if kind == "transformer_xl":
+        settings["cache"] = config.model.cache
+    for extension_settings in hooks(config, "row_settings"):
+        settings |= extension_settings(config)
+    return settings
+
+
+def digest(settings: dict[str, Any]) -> str:
+    """Ten hexadecimal digits, the same for equal settings whatever their order."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_name(config: Config, run_id: str) -> str:
+    """Name of a run's folder below outputs/runs; its last part is the run's identity."""
+    source = "pretrained" if config.model.name else None
+    kind = "-".join(part for part in (source, config.model.architecture, config.model.kind) if part)
+    return f"{kind}-{config.data.name}-{config.size}-{run_id}"

@@ -1,0 +1,53 @@
+"""The settings of a cache of blocks, as one frozen dataclass. Loads no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from landmark.memory.landmarks.settings import MAPPINGS, Settings
+from landmark.utils.errors import UserError
+from landmark.utils.setting import setting
+
+# How files and identities have these settings: beside what a memory with landmarks has, and without its defaults.
+_ALSO = {"granularity": "per_token_and_group", "scorer": "mean_key"}
+_LEFT_OUT = {"k": 4, "first": 0, "window": None, "dense": None, "mapping": "stingy", "tier": "device", "folder": None}
+
+
+@dataclass(frozen=True, repr=False)
+class BlockCacheSettings(Settings):
+    """How a pretrained model reads without landmarks. Raises UserError, naming the key, for settings that make no
+    sense. Metadata of fields are as of `MemorySettings`.
+    """
+
+    k: int = setting(128, key="retrieval.k", least=1, about="blocks that a query reads beside the window")
+    first: int = setting(1, key="retrieval.first", least=0, about="first blocks of a text, always among the k")
+    window: int = setting(512, key="memory.window", least=0, about="the last tokens, which every query reads")
+    dense: int | None = setting(
+        None,
+        key="memory.dense",
+        least=0,
+        about="the first tokens of a text, which are read with all keys (`null`: while that is no slower; 0 in rows of "
+        "a table)",
+    )
+    mapping: str = setting(
+        "auto",
+        key="positions.mapping",
+        choices=(*MAPPINGS, "auto"),
+        about="positions of blocks: true ones, the paper's, or (`auto`) true ones while they fit",
+    )
+
+    def _rules(self) -> list[tuple[str, Any, str]]:
+        return [("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part")]
+
+    def saved(self) -> dict[str, Any]:
+        """As files have them, for `from_saved`."""
+        return _ALSO | {name: value for name, value in vars(self).items() if value != _LEFT_OUT[name]}
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Self:
+        """The settings of a file. Raises UserError for one that only a memory with landmarks has."""
+        for name, value in _ALSO.items():
+            if saved.get(name, value) != value:
+                raise UserError(f"{name}={saved[name]}: the model reads without landmarks, where it is {value}")
+        given = {name: value for name, value in saved.items() if name not in _ALSO}
+        return cls().updated(_LEFT_OUT | given)

@@ -1,0 +1,348 @@
+"""A model of transformers that reads with landmarks: call it or `generate` as before (wrapping.py makes it)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
+from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from landmark.memory.blocks.settings import BlockCacheSettings
+from landmark.memory.landmarks.settings import MemorySettings
+from landmark.memory.retrievals import Observer
+from landmark.models.huggingface.attention import ATTENTION, LandmarkWindow, check_attended, with_landmarks
+from landmark.models.huggingface.families import check_model, landmark_layers
+from landmark.models.huggingface.landmark_cache import LandmarkCache
+from landmark.models.huggingface.next_token import replaying
+from landmark.models.huggingface.reading import ChunkedForward, check_ends, check_goes_on, check_positions, last_columns
+from landmark.models.huggingface.windows import check_windows
+from landmark.utils.errors import UserError
+from landmark.utils.setting import setting
+
+SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
+
+
+@dataclass(frozen=True)
+class LandmarkSettings:
+    """How a model reads with landmarks, as its config.json has it. token: the landmark's id; None: the text has none,
+    and blocks are found by a summary of their keys (`memory` are then `BlockCacheSettings`). block_size: ℓ. local:
+    tokens of a text read at a time.
+    """
+
+    token: int | None
+    block_size: int = setting(least=1)
+    local: int = setting(least=1)
+    memory: MemorySettings | BlockCacheSettings = MemorySettings()  # noqa: RUF009 (it is frozen)
+
+    def saved(self) -> dict[str, Any]:
+        """As config.json has it."""
+        return vars(self) | {"memory": self.memory.saved()}
+
+
+_Base: Any = (
+    object  # a class of `landmark.models.huggingface.classes` has LandmarkModel and a class of transformers as bases
+)
+
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+
+
+class LandmarkModel(_Base):
+    """A causal language model of transformers that can read with landmarks.
+
+    With a `LandmarkCache` as `past_key_values`, or in `generate`, the ids have no landmarks: the model inserts them,
+    and returns logits of the text's own tokens. With `phase`, the ids are whole windows with landmarks, as in
+    fine-tuning (`LandmarkCollator` makes them). With neither, it is the original model.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        """New weights, or those that `from_pretrained` fills. Raises UserError for a config without settings of
+        landmarks, or of a model that cannot have them.
+        """
+        settings = saved_settings(config)
+        super().__init__(config, *args, **kwargs)
+        prepare(cast(Any, self), settings)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: its weights are named, in memory and in files, as those of the original model."""
+        return False
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:  # transformers reads the source file of the class
+        return cls.__bases__[-1]._can_set_attn_implementation()
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return cls.__bases__[-1]._can_set_experts_implementation()
+
+    @property
+    def landmarks(self) -> LandmarkSettings:
+        return saved_settings(self.config)
+
+    def new_memory(self, observer: Observer | None = None, **settings: Any) -> LandmarkCache:
+        """An empty memory. settings: in place of those that the model was wrapped with, of `MemorySettings`, or of
+        `BlockCacheSettings` without landmarks.
+        """
+        landmarks = self.landmarks
+        return LandmarkCache(cast(Any, self), landmarks.block_size, landmarks.memory.updated(settings), observer)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        phase: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        local: int | None = None,
+        prefill: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The original forward pass, or one with landmarks. Other arguments are those of the original model.
+
+        input_ids: (B, T), with a `LandmarkCache` without landmarks. attention_mask: (B, T) or (B, all tokens so far), 0
+        for padding, which windows may have on the right. labels: with `phase` together with `shift_labels`, where the
+        target before a landmark is the token after it. phase: (B,), tokens missing from the first block of each window;
+        with `cu_seqlens`, the bounds (documents + 1,) of documents packed into a row, (documents,). local: tokens read
+        at a time with a `LandmarkCache` (None: as wrapped). prefill: no logits are used, because the text goes on;
+        tokens without landmarks then choose blocks together, as all do whose logits are not kept.
+
+        Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
+        """
+        if isinstance(past_key_values, LandmarkCache) or phase is not None:
+            self._check_call(past_key_values, inputs_embeds, kwargs)
+        if cu_seqlens is not None and (isinstance(past_key_values, LandmarkCache) or phase is None):
+            raise UserError("cu_seqlens: only for packed windows with landmarks, together with phase")
+        if local is not None and local < 1:
+            raise UserError(f"local={local}: at least one token must be read at a time")
+        if isinstance(past_key_values, LandmarkCache):
+            if input_ids is None or labels is not None or phase is not None:
+                raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
+            reading = {"local": local or self.landmarks.local, "prefill": prefill, **kwargs}
+            given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
+            return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
+        if labels is not None and phase is None and self.landmarks.token is not None:
+            if self.training:
+                raise UserError(
+                    "labels without phase would train the model without landmarks: make the batches with "
+                    "landmark.models.huggingface.LandmarkCollator, or take the landmarks off with its unwrap"
+                )
+            if not torch.compiler.is_compiling():
+                why = "this loss is of the model without landmarks; LandmarkCollator gives the phase"
+                warnings.warn(f"labels without phase: {why}", stacklevel=2)
+        given = {"labels": labels, "use_cache": use_cache, **kwargs}
+        window = None
+        if phase is not None:
+            token, block_size = self.landmarks.token, self.landmarks.block_size
+            if token is None:
+                raise UserError("phase: this model reads without landmarks, so there are no windows with them")
+            tokens = input_ids if inputs_embeds is None else inputs_embeds
+            bounds = {"past_key_values": past_key_values, "cu_seqlens": cu_seqlens}
+            check_windows(tokens, phase, token, block_size, attention_mask, **given, **bounds)
+            window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
+            given |= {"landmarks": window, "use_cache": False}
+            if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
+                given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
+        outputs = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            logits_to_keep=logits_to_keep,
+            **given,
+        )
+        if window is not None:
+            check_attended(window.landmark_layers, window.attended)
+        return outputs
+
+    def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
+        """Raise UserError for arguments that landmarks do not allow."""
+        implementation = self.config._attn_implementation
+        if implementation not in ATTENTION.values():
+            again = with_landmarks(implementation) or ATTENTION["sdpa"]
+            raise UserError(
+                f"attn_implementation={implementation} has no landmarks: call model.set_attn_implementation('{again}')"
+                ", or landmark.models.huggingface.unwrap(model) for the model without landmarks"
+            )
+        if kwargs.get("output_attentions") or self.config.output_attentions:
+            raise UserError("output_attentions: attention with landmarks gives no weights of single tokens")
+        if isinstance(cache, LandmarkCache) and kwargs.get("output_router_logits"):
+            raise UserError("output_router_logits: with a landmark memory the model returns logits and hidden states")
+        if kwargs.get("pixel_values") is not None:
+            raise UserError("pixel_values: landmarks read text; call the original model, or unwrap it, for images")
+        if isinstance(cache, LandmarkCache) and inputs_embeds is not None:
+            raise UserError("inputs_embeds: with a landmark memory a text is read from input_ids")
+
+    @torch.compiler.disable
+    def _read_batch(
+        self,
+        ids: Tensor,
+        cache: LandmarkCache,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+        logits_to_keep: int | Tensor,
+        *,
+        local: int,
+        prefill: bool,
+        return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Read more of each text of a batch. Logits (B, T or logits_to_keep, vocabulary), 0 for padding."""
+        batch, columns = ids.shape
+        if not columns:
+            raise UserError("input_ids: there is no text to read")
+        if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise UserError("logits_to_keep: with a landmark memory it must be a number of tokens, or 0 for all")
+        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        cache.check_batch(batch)
+        mask = torch.ones_like(ids) if mask is None else last_columns(mask, columns).to(ids.device)
+        check_ends(mask, logits_to_keep)
+        check_positions(position_ids, mask, cache)
+        cache.check_model(self, is_token=columns == 1)
+        self._check_reading()
+        with torch.no_grad(), cache.whole_batch(batch, columns):
+            next_token = replaying(self, cache, ids) if columns == 1 and not hidden and not kwargs else None
+            if next_token is not None and bool(mask.all()):
+                logits = next_token.read(super().forward, cache, ids)
+                outputs = CausalLMOutputWithPast(logits=logits, past_key_values=cast(Any, cache))
+            else:
+                reader = ChunkedForward(self, super().forward, local, prefill, bool(hidden), kwargs)
+                outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
+        logits = cast(Tensor, outputs.logits)
+        if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):
+            raise UserError("the logits are not finite: numbers of float16 overflow, load it in bfloat16 or float32")
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return outputs if as_dict else outputs.to_tuple()
+
+    def _check_reading(self) -> None:
+        """Raise UserError in training mode, where a memory passes no gradients on and layers may drop their cache."""
+        if not self.training:
+            return
+        if torch.is_grad_enabled():
+            raise UserError(
+                "in training mode, a text that is read with a landmark memory would give wrong gradients: train on "
+                "windows (LandmarkCollator), or call model.eval() or torch.no_grad() to read"
+            )
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
+            raise UserError(
+                "gradient checkpointing in training mode drops the cache of layers with a sliding window: call "
+                "model.eval() to read with a landmark memory"
+            )
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' `generate`, greedy, sampling or by beam search, with a landmark memory. Ids have no landmarks.
+
+        `past_key_values`: a memory of the text read before, which `inputs` (B, T) repeats; None: an empty one. With a
+        cache of transformers the original model generates. For beams or several answers a copy of the memory goes on.
+        Raises UserError for modes, caches and padding that a memory does not allow, and for inputs that do not repeat
+        its text and go on.
+        """
+        token = self.landmarks.token
+        never = LogitsProcessorList([*(logits_processor or []), *([] if token is None else [_NoLandmark(token)])])
+        given = {"generation_config": generation_config, "logits_processor": never, **kwargs}
+        if past_key_values is not None and not isinstance(past_key_values, LandmarkCache):
+            return super().generate(inputs, past_key_values=past_key_values, **given)
+        config, _ = self._prepare_generation_config(generation_config, **kwargs)
+        mode = config.get_generation_mode(kwargs.get("assistant_model"))
+        if mode not in _MODES:
+            why = ", and cannot go back" if mode == GenerationMode.ASSISTED_GENERATION else ""
+            name = mode.value.replace("_", " ")
+            raise UserError(f"{name}: a landmark memory goes on by greedy search, sampling or beam search{why}")
+        if not config.use_cache or (config.guidance_scale or 1) != 1:
+            raise UserError(
+                "use_cache=False, guidance_scale: they read the text without its landmark memory; to generate without "
+                "landmarks pass past_key_values=DynamicCache()"
+            )
+        if config.cache_implementation is not None:
+            if kwargs.get("cache_implementation") or getattr(generation_config, "cache_implementation", None):
+                raise UserError(
+                    f"cache_implementation={config.cache_implementation}: the cache is a landmark memory; leave it "
+                    "out, or generate without landmarks (past_key_values=DynamicCache())"
+                )
+            given["cache_implementation"] = None  # the model's own habit without landmarks
+        cache = self.new_memory() if past_key_values is None else past_key_values
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        if isinstance(ids, Tensor):
+            if not ids.shape[-1]:
+                raise UserError("input_ids: the prompt has no text")
+            check_goes_on(ids, kwargs.get("attention_mask"), cache)
+            cache.check_model(self)
+            cache.settle()  # so that the answer depends on the text alone
+            if not cache.groups:  # room for the answer too, no more than a memory that grows would take
+                new = max((config.max_length or 0) - ids.shape[1], config.max_new_tokens or 0)
+                cache.expect(ids.shape[1] + min(new, ids.shape[1] // 8) - cache.get_seq_length())
+        repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
+        if repeats > 1 and past_key_values is not None:
+            cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))
+        return super().generate(inputs, past_key_values=cache, **given | {"prefill_chunk_size": None})
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        """Those of transformers, without its warning of a text beyond the trained positions: a memory has its own."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)
+        for each in criteria:
+            if isinstance(each, MaxLengthCriteria):
+                each.max_position_embeddings = None
+        return criteria
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        """Raises UserError: the paged cache of transformers' continuous batching holds no landmark memory."""
+        raise UserError(
+            "continuous batching: its paged cache holds no landmark memory; generate with a padded batch, or serve the "
+            "model with `python -m landmark.reading.serving`"
+        )
+
+    generate_batch = continuous_batching_context_manager = init_continuous_batching
+
+
+def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
+    """Let attention use landmarks, and write the settings to the configuration, where `save_pretrained` finds them."""
+    implementation = str(model.config._attn_implementation)
+    if implementation not in ATTENTION.values():
+        check_model(model, is_free=settings.token is None)
+        model.set_attn_implementation(with_landmarks(implementation) or ATTENTION["sdpa"])
+    setattr(model.config, SETTINGS, settings.saved())
+
+
+def saved_settings(config: Any) -> LandmarkSettings:
+    """The settings that a configuration was saved with. Raises UserError if it has none."""
+    if (saved := getattr(config, SETTINGS, None)) is None:
+        raise UserError("the configuration was not saved with landmarks: use landmark.models.huggingface.wrap")
+    names = sorted(LandmarkSettings.__dataclass_fields__)  # torch.compile traces no `fields`
+    if not isinstance(saved, dict) or sorted(saved) != names:
+        raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(names)}")
+    kind = BlockCacheSettings if saved["token"] is None else MemorySettings
+    values: dict[str, Any] = {**saved, "memory": kind.from_saved(saved["memory"])}
+    return LandmarkSettings(**values)
+
+
+class _NoLandmark(LogitsProcessor):
+    """No landmark is generated. A class of its own, because `generate` drops a processor of a class that it adds."""
+
+    def __init__(self, token: int):
+        self.token = token
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[:, self.token] = -torch.inf
+        return scores

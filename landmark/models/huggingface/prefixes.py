@@ -1,0 +1,144 @@
+"""Prefix caching: a text that begins as one that was read before is read from there on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landmark.models.huggingface.landmark_cache import LandmarkCache
+from landmark.utils.hardware import free_memory_bytes
+from landmark.utils.weights import weights_state
+
+LOG = logging.getLogger(__name__)
+SHARE = 0.5  # of the free memory that is for memories
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A memory, and whose texts may go on from it. in_use: a text is being read with it."""
+
+    cache: LandmarkCache
+    owner: str
+    in_use: bool = True
+
+    def shared(self, ids: Tensor) -> int:
+        """Tokens at the beginning of the ids (T,) that the memory has read too."""
+        read = self.cache.ids[0] if self.cache.ids.numel() else self.cache.ids.new_zeros(0)
+        same = min(len(read), len(ids))
+        other = (read[:same].cpu() != ids[:same]).nonzero()
+        return int(other[0]) if len(other) else same
+
+
+class PrefixCache:
+    """Memories of the texts that were read last, within a number of bytes; the least recently used go first, and the
+    log says so. The last one stays, whatever its size.
+
+    `using(ids)` finds the memory that shares the longest beginning with a text. Where the text goes on behind all that
+    it has read, that memory itself goes on; else a copy from the last mark before the difference (`mark_before`).
+    """
+
+    def __init__(self, model: Any, most_bytes: int | None = None, **settings: Any):
+        """model: a model with landmarks. most_bytes: None: half of the free memory of its device. settings: of its
+        memories, as of `LandmarkModel.new_memory`.
+        """
+        self.model, self.settings = model, settings
+        self.most_bytes = int(SHARE * free_memory_bytes(model.device)) if most_bytes is None else most_bytes
+        self._kept: list[_Kept] = []  # the least recently used first
+        self.lock = threading.RLock()  # held while a memory is read with; another thread may copy one
+
+    def generate(self, ids: Tensor, **settings: Any) -> Tensor:
+        """As `model.generate` of a whole text (1, T), of which only what is new is read."""
+        with self.lock, self.using(ids[0].tolist()) as cache:
+            return self.model.generate(ids, past_key_values=cache, **settings)
+
+    @contextmanager
+    def using(self, ids: Sequence[int], owner: str = "") -> Iterator[LandmarkCache]:
+        """A memory of the same owner that has read a beginning of a text, at most all but the last id. It is kept."""
+        wanted = torch.tensor(list(ids[:-1]), dtype=torch.int64)
+        with self.lock:
+            found = self._found(wanted, owner)
+            self._kept.append(found)
+        try:
+            yield found.cache
+        finally:
+            with self.lock:
+                found.in_use = False
+                self._kept.remove(found)
+                if not found.cache.torn:
+                    self._kept.append(found)
+                self._drop()
+
+    def add(self, cache: LandmarkCache, owner: str = "") -> None:
+        """Keep a memory, as one that was loaded."""
+        with self.lock:
+            cache.marks = cache.marks or []
+            self._kept.append(_Kept(cache, owner, in_use=False))
+            self._drop()
+
+    def longest(self, ids: Sequence[int], owner: str = "") -> int:
+        """Tokens at the beginning of a text that need not be read again."""
+        with self.lock:
+            return self._best(torch.tensor(list(ids), dtype=torch.int64), owner)[0]
+
+    def has(self, ids: Sequence[int], owner: str = "") -> bool:
+        """Whether a memory has read all of a text; its last tokens may be read again with what follows."""
+        wanted, model = torch.tensor(list(ids), dtype=torch.int64), self._model
+        with self.lock:
+            state = weights_state(model)
+            mine = (each for each in self._kept if each.owner == owner and each.cache.fits(model, state))
+            return any(each.shared(wanted) == len(wanted) for each in mine)
+
+    @property
+    def _model(self) -> Any:
+        """The model without PEFT's wrapper."""
+        return getattr(self.model, "get_base_model", lambda: self.model)()
+
+    def _best(self, wanted: Tensor, owner: str) -> tuple[int, _Kept | None, Any]:
+        """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
+        best: tuple[int, _Kept | None, Any] = (0, None, None)
+        model = self._model
+        state = weights_state(model)
+        for kept in self._kept:
+            if kept.owner != owner or not kept.cache.fits(model, state):
+                continue
+            shared, read = kept.shared(wanted), kept.cache.get_seq_length()
+            if shared == read and not kept.in_use and kept.cache.settled > best[0]:
+                best = (kept.cache.settled, kept, None)
+            if (mark := kept.cache.mark_before(shared)) is not None and best[0] < mark.tokens:
+                best = (mark.tokens, kept, mark)
+        return best
+
+    def _found(self, wanted: Tensor, owner: str) -> _Kept:
+        _, kept, mark = self._best(wanted, owner)
+        if kept is None:
+            cache = self.model.new_memory(**self.settings)
+            cache.marks = []
+            return _Kept(cache, owner)
+        if mark is not None:
+            return _Kept(kept.cache.fork(mark), owner)
+        self._kept.remove(kept)
+        kept.in_use = True
+        kept.cache.settle()
+        kept.cache.add_mark()
+        return kept
+
+    def _drop(self) -> None:
+        """Drop the least recently used memories that are too many."""
+        total = sum(kept.cache.nbytes for kept in self._kept)
+        for kept in [kept for kept in self._kept[:-1] if not kept.in_use]:
+            if total <= self.most_bytes:
+                return
+            size, tokens = kept.cache.nbytes, kept.cache.get_seq_length()
+            total -= size
+            self._kept.remove(kept)
+            LOG.info(
+                f"a text of {tokens:,} tokens will be read again when it is asked about: memories take more than "
+                f"{self.most_bytes:,} bytes together, its own {size:,}"
+            )

@@ -1,0 +1,78 @@
+"""`python -m landmark.reading.serving MODEL`: serve a model to clients of OpenAI's protocol."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from landmark.reading.serving.memories import ServerSettings
+from landmark.utils.errors import UserError
+from landmark.utils.files import check_named
+from landmark.utils.hardware import leave_busy_cores
+
+DTYPES = "auto", "float32", "bfloat16", "float16"
+STOPPED = 10  # seconds after Ctrl-C in which running answers end: that of one step of the model
+
+
+def main() -> None:
+    """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas."""
+    parser = argparse.ArgumentParser(
+        prog="python -m landmark.reading.serving",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", help="folder of a model, a .gguf file, or a name on the hub")
+    parser.add_argument("--memories", type=Path, default=Path("memories"), help="folder of documents")
+    parser.add_argument("--host", default="127.0.0.1", help="address at which clients ask")
+    parser.add_argument("--port", type=int, default=8000, help="its port")
+    parser.add_argument("--device", default="cpu", help="where the model computes, as cuda:0")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are saved")
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="of the weights of a folder; not given: as they are")
+    limits = [item for item in fields(ServerSettings) if item.metadata]
+    for item in limits:
+        choices, about = item.metadata.get("choices"), item.metadata["about"]
+        said = {"type": str if choices else int, "choices": choices, "default": item.default, "help": about}
+        parser.add_argument(f"--{item.name}", **said)
+    given = parser.parse_args()
+    try:
+        keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
+        if not keys:
+            raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
+        check_named(given.model)
+        settings = ServerSettings(given.memories, keys, **{item.name: getattr(given, item.name) for item in limits})
+        try:
+            import uvicorn
+
+            from landmark.reading.serving.app import make_app
+        except ImportError as error:
+            raise UserError(f"{error.name} is not installed: pip install 'landmark[serve]'") from error
+        from landmark.models.huggingface import load
+
+        model, tokenizer = load(given.model, given.bits, device_map=given.device, dtype=given.dtype)
+        if said := leave_busy_cores():
+            print(said, file=sys.stderr)
+        app = make_app(model, tokenizer, settings, given.model)
+    except UserError as error:
+        parser.exit(2, f"{error}\n")
+    logging.basicConfig(format="%(levelname)s:     %(message)s")
+    logging.getLogger("landmark").setLevel(logging.INFO)
+    server = uvicorn.Server(uvicorn.Config(app, given.host, given.port, timeout_graceful_shutdown=STOPPED))
+    end = server.handle_exit
+
+    def stop(sig: int, frame: Any) -> None:
+        app.state.service.stop()  # or the server would wait for the answers that are made
+        end(sig, frame)
+
+    server.handle_exit = stop
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
+        server.run()
+
+
+if __name__ == "__main__":
+    main()

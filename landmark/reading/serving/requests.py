@@ -1,0 +1,202 @@
+"""The bodies of requests: OpenAI's fields, and those that other servers of models have."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from landmark.models.sampling import Sampling
+
+LOG = logging.getLogger(__name__)
+# Fields of OpenAI's that would change an answer, and are not supported, with their values that have no effect.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "logprobs"), ()),
+    **{
+        "n": (1,),
+        "best_of": (1,),
+        "echo": (),
+        "suffix": (),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+    },
+    **{"tools": (), "functions": (), "tool_choice": ("auto", "none"), "function_call": ("auto", "none")},
+}
+_ignored: set[str] = set()  # fields that were warned of
+
+
+def check_supported(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ValueError for a field that would change the answer. neutral: such fields, with values without effect."""
+    for name, values in neutral.items():
+        if given.get(name) and given[name] not in values:
+            raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text has half a character (a lone surrogate) at {error.start}") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
+class _Body(BaseModel):
+    """A field that is null has its default. One that is not known is ignored, with a warning at the first time."""
+
+    model_config = ConfigDict(strict=True)  # true is no number, and 1e9 no whole one
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = {each.alias or name for name, each in cls.model_fields.items()}
+        for name in sorted(map(str, given.keys() - known - NEUTRAL.keys() - _ignored)):
+            _ignored.add(name)
+            LOG.warning("the field %s of a request is not known here and is ignored", ascii(name)[1:-1])
+        return {name: x for name, x in given.items() if x is not None}
+
+
+def _drawing(name: str, about: str, **bounds: Any) -> Any:
+    """A field of `Sampling`, with its range. about: what 0 or another value means."""
+    said = Sampling.__dataclass_fields__[name].metadata
+    words = {"least": "ge", "above": "gt", "most": "le", "below": "lt"}
+    within = {word: said[bound] for bound, word in words.items() if bound in said}
+    return Field(None, **within | bounds, description=f"{about}; left out: as the model recommends")
+
+
+class Asked(_Body):
+    """What both kinds of completions have. document, documents: are read before the prompt."""
+
+    model: Text | None = None
+    max_tokens: int | None = Field(None, description="-1: as many as the server allows")
+    max_completion_tokens: int | None = None
+    temperature: float | None = _drawing("temperature", "0: the most probable token", le=2)
+    top_p: float | None = _drawing("top_p", "share of probability")
+    top_k: int | None = _drawing("top_k", "0, -1: all tokens", ge=-1, lt=2**63)
+    min_p: float | None = _drawing("min_p", "share of the best token's probability")
+    repetition_penalty: float | None = _drawing("repetition_penalty", "1: none")
+    stop: Text | list[Text] = []
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, strict=True)
+    stream: bool = False
+    stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
+    document: Text | None = None
+    documents: list[Text] = Field([], max_length=16, description="several, in place of document")
+    documents_read: Literal["in_order", "apart"] = Field(
+        "in_order", description="in_order: as one text; apart: as each was read alone when it was put"
+    )
+    sources: int = Field(0, ge=0, le=20, description="most passages of the documents that come with the answer")
+    from_sources: bool = Field(False, description="find these before the answer, which is made from them alone")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            check_supported(given, NEUTRAL)
+        return given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Asked:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for a streamed answer: set stream")
+        if self.document is not None and self.documents:
+            raise ValueError("document and documents: name one, or several")
+        if self.sources and not self.named:
+            raise ValueError("sources are passages of a document: name one")
+        if self.from_sources and not self.sources:
+            raise ValueError("from_sources: sources says how many passages are found")
+        if (most := self.most) is not None and most < 1:
+            raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
+        return self
+
+    @property
+    def named(self) -> list[str]:
+        """The documents that are read before the prompt."""
+        return self.documents if self.document is None else [self.document]
+
+    def sampling(self, generation_config: Any) -> Sampling:
+        """How tokens are chosen. generation_config: what the model recommends; None: nothing."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        top_k = None if self.top_k is None else max(0, self.top_k)
+        names = "temperature", "top_p", "min_p", "repetition_penalty"
+        given = {name: getattr(self, name) for name in names}
+        return Sampling.from_config(generation_config, **given, top_k=top_k, seed=seed)
+
+    def with_question(self, text: str) -> Asked:
+        """The same request with another prompt, or another text of the user's last message."""
+        raise NotImplementedError
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of the answer; None: as many as the server allows."""
+        given = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return None if given == -1 else given
+
+
+class Completion(Asked):
+    """The body of /v1/completions. prompt: a text or ids; several prompts are several requests."""
+
+    prompt: Text | list[int]
+
+    def with_question(self, text: str) -> Completion:
+        return self.model_copy(update={"prompt": text})
+
+
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+    cache_control: Any = None
+
+
+class Message(_Body):
+    """One message of a chat: a text, whole or in parts, or none beside calls of tools."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | list[TextPart] = ""
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    tool_calls: list[dict[str, Any]] = []
+    # Fields of an answer that is sent back.
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
+    annotations: list[Any] = []
+    cache_control: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the template of a tokenizer."""
+        whole = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        others = {name: getattr(self, name) for name in ("name", "tool_call_id", "tool_calls")}
+        return {"role": self.role, "content": whole, **{name: x for name, x in others.items() if x}}
+
+
+class Chat(Asked):
+    """The body of /v1/chat/completions. chat_template_kwargs: settings of the template, as `enable_thinking`.
+    continue_final_message: the last message is the beginning of the answer.
+    """
+
+    messages: list[Message] = Field(min_length=1)
+    chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = Field(None, description="the contrary of continue_final_message")
+
+    @model_validator(mode="after")
+    def _ends_well(self) -> Chat:
+        if self.add_generation_prompt not in (None, not self.continue_final_message):
+            raise ValueError("add_generation_prompt: must be true, or false with continue_final_message")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise ValueError("continue_final_message: the last message is no assistant's")
+        return self
+
+    def with_question(self, text: str) -> Chat:
+        messages = list(self.messages)
+        last = next((at for at, each in [*enumerate(messages)][::-1] if each.role == "user"), len(messages) - 1)
+        messages[last] = messages[last].model_copy(update={"content": text})
+        return self.model_copy(update={"messages": messages})

@@ -1,0 +1,255 @@
+"""Attention to chosen blocks of a flat cache, query by query and key by key in float64, and its kernels interpreted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from landmark.attention import Scoring, Sinks
+from landmark.memory.blocks.attention import (
+    AttentionConfig,
+    Text,
+    block_rope_factors,
+    blocks_of_queries,
+    read_all,
+    read_chosen,
+    rotated_means,
+    shares_of_blocks,
+)
+from landmark.memory.blocks.cache import BlockCache, rotate_by
+from landmark.memory.blocks.prefill_kernels import read_tiles
+from tests.pairs import all_pairs, name_of
+from tests.tape import Tape
+
+CACHES, HEADS, DIM = 2, 3, 10
+FREQUENCIES = torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64)
+
+
+def turned(keys, distances):
+    """4 of 10 channels do not turn."""
+    return rotate_by(FREQUENCIES, keys, distances)
+
+
+READINGS = {
+    "window": [0, 8],
+    "k": [2, 3],
+    "sinks": [0, 1, 2],
+    "tile": [1, 2, 4, 8],
+    "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
+}
+SIZES = ("window", "k", "sinks", "tile", "softcap")
+SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "rotation": [None, turned]})
+OF_KERNELS = all_pairs(
+    {
+        **READINGS,
+        "place": READINGS["place"][:3],  # one query has no kernel
+        "softcap": [None, 1.5],
+        "rotation": [None, turned],
+        "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    }
+)
+
+
+def make(config, place, dtype=torch.float64):
+    """Queries, the text, and the position of the first query."""
+    generator, start = torch.Generator().manual_seed(0), config.covered + place[0]
+    end = -(-(start + place[1]) // config.group) * config.group
+    q, keys, values = (
+        torch.randn(CACHES, *shape, DIM, generator=generator, dtype=torch.float64).to(dtype)
+        for shape in ((HEADS, place[1]), (end,), (end,))
+    )
+    keys[:, start + place[1] :] = values[:, start + place[1] :] = 0  # room behind the end
+    means = keys.unflatten(1, (-1, config.block_size)).mean(2)
+    return q, Text(keys, values, means.to(torch.promote_types(dtype, torch.float32))), start
+
+
+def by_hand(q, text, start, config):
+    """Output, log-sum-exp and blocks of each query."""
+    size, moved = config.block_size, text.rotation or (lambda keys, _: keys)
+
+    def scores(queries, keys):
+        found = queries @ keys.T * config.scale
+        return found if config.softcap is None else config.softcap * (found / config.softcap).tanh()
+
+    def block(cache, number, distance):
+        keys = text.keys[cache, None, number * size : (number + 1) * size]
+        return moved(keys, torch.tensor([max(0, distance) * size]))[0]
+
+    def shares(cache, rows, far, numbers, of_block):
+        """The largest share of each block; those of the first blocks before all."""
+        logs = [scores(rows, of_block(block(cache, n, far - n - config.k - 1))).logsumexp(-1) for n in numbers]
+        found = torch.stack(logs, -1).softmax(-1).amax(0)
+        return [float("inf") if n < config.sinks else share for n, share in zip(numbers, found.tolist(), strict=True)]
+
+    def best(numbers, found, count):
+        return [n for _, n in sorted(zip(found, numbers, strict=True), reverse=True)[:count]]
+
+    out, lse, chosen = torch.empty_like(q), q.new_empty(q.shape[:3]), []
+    for cache in range(len(q)):
+        for query in range(q.shape[2]):
+            position = start + query
+            tile = range(position // config.tile * config.tile, position // config.tile * config.tile + config.tile)
+            own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
+            rows, far = q[cache][:, own].flatten(0, 1), config.far(position)
+            numbers = list(range(far))
+            found = shares(cache, rows, far, numbers, lambda keys: keys.mean(0, keepdim=True))
+            numbers = sorted(best(numbers, found, config.k))
+            keys, values = [], []
+            for place, number in enumerate(numbers):
+                age = far - number
+                keys.append(block(cache, number, age - (config.k - place) - (age > config.k)))
+                values.append(text.values[cache, number * size : (number + 1) * size])
+            near = slice(position // config.group * config.group - config.window, position + 1)
+            keys, values = torch.cat([*keys, text.keys[cache, near]]), torch.cat([*values, text.values[cache, near]])
+            found = scores(q[cache, :, query], keys)
+            out[cache, :, query], lse[cache, :, query] = found.softmax(-1) @ values, found.logsumexp(-1)
+            chosen.append(numbers)
+    return out, lse, torch.tensor(chosen).view(len(q), q.shape[2], -1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_queries_read_what_they_choose(shape):
+    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in SIZES})
+    q, text, start = make(config, shape["place"])
+    if shape["rotation"] is not None:
+        text = text._replace(rotation=turned, rotated=rotated_means(text.means, 0, turned, config))
+    expected = by_hand(q, text, start, config)
+    found = read_chosen(q, text, start, config)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
+    blocks = blocks_of_queries(found[2], start, q.shape[2], config)
+    assert torch.equal(blocks.sort(-1).values, expected[2])
+    shares = shares_of_blocks(q, text, start, found[1], blocks, config)
+    assert (shares.sum(-1) < 1).all()
+    assert (shares > 0).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("start", "count"), [(0, 9), (5, 9), (5, 1)])
+def test_all_keys(start, count, softcap):
+    config = AttentionConfig(4, 8, 2, scale=0.4, softcap=softcap)
+    q, text, _ = make(config, (start - config.covered, count))
+    out, lse = read_all(q, text, start, config)
+    scores = torch.einsum("cgtd,csd->cgts", q, text.keys[:, : start + count]) * 0.4
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    scores = scores.masked_fill(torch.ones(count, start + count).triu(start + 1).bool(), -torch.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(out, scores.softmax(-1) @ text.values[:, None, : start + count], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", OF_KERNELS, ids=name_of)
+def test_kernels(shape):
+    """Interpreted, against the plain computation of the same rounded numbers."""
+    dtype = shape["dtype"]
+    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in SIZES})
+    q, text, start = make(config, shape["place"], dtype)
+    if shape["rotation"] is not None:
+        rotated, factors = (
+            rotated_means(text.means, 0, turned, config),
+            block_rope_factors(FREQUENCIES, 1 + text.means.shape[1], 4),
+        )
+        text = text._replace(rotation=turned, rotated=rotated, factors=factors)
+    exact = text._replace(keys=text.keys.float(), values=text.values.float())
+    expected = read_chosen(q.float(), exact, start, config)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        found = read_chosen(q, text, start, replace(config, tiles_by=read_tiles))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    ours, theirs = (blocks_of_queries(x[2], start, q.shape[2], config).sort(-1).values for x in (found, expected))
+    same = (ours == theirs).all(-1)[:, None].expand(found[1].shape)
+    assert same.float().mean() > 0.98  # a near tie may fall to either side
+    bound = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    assert (found[0].float() - expected[0])[same].abs().max() < bound
+    bound = 5e-6 if shape["rotation"] is None else bound  # moved keys are rounded
+    assert (found[1] - expected[1])[same].abs().max() < bound
+
+
+def test_operators_of_a_token():
+    """So many in a layer, of which two write the key and the value, however long the text is."""
+    memory = BlockCache(4, 3, window=8, dense=0)
+    memory.expect(200)
+    q, k, v = (torch.randn(1, heads, 150, 8, dtype=torch.bfloat16) for heads in (6, 2, 2))
+    for part in (slice(0, 82), slice(82, 83), slice(83, 149), slice(149, 150)):
+        for layer in range(2):  # what is made once for all layers, the first one makes
+            with (tape := Tape(waits=True)).capture():
+                memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], Scoring())
+        memory.commit()
+        assert part.stop - part.start > 1 or len(tape.operators) <= 14
+
+
+def test_a_discarded_chunk_leaves_nothing():
+    """Nor do its blocks' means at the places of far blocks, which are kept from chunk to chunk."""
+    settings = {"window": 4, "dense": 0, "mapping": "stingy", "frequencies": torch.tensor([1.0, 0.3])}
+    found, expected = (BlockCache(4, 2, **settings) for _ in range(2))
+    q, k, v = (torch.randn(1, heads, 60, 8, dtype=torch.float64) for heads in (2, 1, 1))
+
+    def read(memory, start, stop, like=1):
+        return memory.attend(0, q[:, :, start:stop], like * k[:, :, start:stop], v[:, :, start:stop], Scoring())
+
+    for memory in (found, expected):
+        read(memory, 0, 30)
+        memory.commit()
+    read(found, 30, 50, like=-1)
+    found.discard()
+    assert torch.equal(read(found, 30, 60), read(expected, 30, 60))
+
+
+TOKENS = all_pairs(
+    {
+        "heads": [(2, 1, 1), (1, 2, 3)],  # samples, caches of each, and queries of a cache
+        "window": [0, 8],
+        "k": [2, 3],
+        "first": [0, 1],
+        "dense": [0, 45],
+        "mapping": ["true", "stingy", "auto"],
+        "softcap": [None, 1.5],
+        "dtype": [torch.float32, torch.float16],
+    }
+)
+
+
+@pytest.mark.parametrize("shape", TOKENS, ids=name_of)
+def test_kernels_of_a_token(shape, monkeypatch):
+    """Interpreted, token by token, against a memory without kernels that reads the same rounded numbers."""
+    (batch, caches, group), exact = shape["heads"], shape["dtype"] == torch.float32
+    settings = {name: shape[name] for name in ("k", "window", "first", "dense", "mapping")}
+    settings |= {"positions": 52, "frequencies": torch.tensor([1.0, 0.3, 0.05])}
+    found, expected = BlockCache(4, **settings), BlockCache(4, **settings)
+    generator, scoring = torch.Generator().manual_seed(0), Scoring(0.4, shape["softcap"])
+    heads = caches * group, caches, caches
+    q, k, v = (torch.randn(batch, n, 62, DIM, generator=generator).to(shape["dtype"]) for n in heads)
+    sinks = Sinks(torch.randn(caches * group, generator=generator)) if shape["first"] == 1 else None
+
+    def read(memory, part, kernels, dtype):
+        monkeypatch.setattr("landmark.memory.blocks.cache.has_kernels", lambda *_: kernels and len(part) == 1)
+        given = (x[:, :, part].to(dtype) for x in (q, k, v))
+        out = memory.attend(0, *given, scoring, sinks)
+        memory.commit()
+        return out
+
+    monkeypatch.setattr("landmark.memory.blocks.decode_kernels.BLOCKS", 8)  # so that programs share the means
+    monkeypatch.setattr("landmark.memory.blocks.decode_kernels.splits_of", lambda *_: 4)  # and the keys
+    near = []
+    for part in ([*range(42)], *([at] for at in range(42, 62))):
+        out = read(found, part, True, shape["dtype"])
+        near.append((out - read(expected, part, False, torch.float32)).abs().max() < (1e-5 if exact else 5e-3))
+    assert sum(near) >= len(near) - (not exact)  # a near tie may fall to either side
+    for ours, other in zip(found.layers[0].tensors, expected.layers[0].tensors, strict=True):
+        torch.testing.assert_close(ours[:, :15].float(), other[:, :15], rtol=0, atol=1e-6)
+
+
+def test_launches(monkeypatch):
+    """Of kernels, the sorting and the copies, in a layer: of a chunk of whole blocks, and of a token."""
+    monkeypatch.setattr("landmark.memory.blocks.cache.has_kernels", lambda *_: True)
+    memory, counts = BlockCache(4, 3, window=8, dense=0), []
+    q, k, v = (torch.randn(1, heads, 75, 8, dtype=torch.float16) for heads in (6, 2, 2))
+    memory.expect(75)
+    for part in (slice(0, 40), slice(40, 72), slice(72, 74), slice(74, 75)):
+        memory.begin(part == slice(40, 72))
+        for layer in range(2):  # what is made once for all layers, the first one makes
+            with (tape := Tape(waits=True)).capture():
+                memory.attend(layer, *(x[:, :, part] for x in (q, k, v)), Scoring())
+        memory.commit()
+        counts.append(len(tape.launches))
+    assert counts[1] <= 12
+    assert counts[3] <= 7

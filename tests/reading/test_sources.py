@@ -1,0 +1,129 @@
+"""The passages behind an answer: word for word from the text, with their places, and shares as the model's own."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+
+from benchmarks.sources import rank
+from landmark.documents import Document, documents_read, joined
+from landmark.memory.blocks.shares import Watched
+from landmark.models.huggingface import wrap
+from landmark.reading.answering import Answering
+from landmark.reading.sources import passages, sources, text_of
+from tests.models.huggingface.conftest import make_model, make_tokenizer
+
+LINES = [f"Bird {number} of {number * 7} waits there. " for number in range(40)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma2", "qwen2"])
+@torch.no_grad()
+def test_shares_are_those_of_the_original_models_attention(family):
+    """Of the layers with full attention, in whatever pieces the text is read."""
+    original, ids = make_model(family, "eager"), torch.arange(60)[None] * 7 % 256
+    expected = original(ids, output_attentions=True).attentions
+    model = wrap(make_model(family, "eager"), make_tokenizer(), block_size=8, landmarks="none")
+    cache = model.new_memory()
+    cache.memory = watched = Watched(cache.memory, 5, range(43, 57))
+    for part in ids.split((20, 26, 1, 13), 1):
+        model(part, past_key_values=cache)
+    weights = torch.stack([expected[layer] for layer in sorted(cache.landmark_layers)])[:, 0, :, 43:57, :40]
+    torch.testing.assert_close(watched.shares(), weights.unflatten(-1, (5, 8)).sum(-1).mean(2), rtol=1e-3, atol=1e-5)
+
+
+def test_blocks_beyond_the_models_positions_are_weighed_alike():
+    """The first layer of a text that says one thing again and again gives as much to each of its blocks."""
+    model = wrap(make_model("llama"), make_tokenizer(), block_size=8, landmarks="none")
+    ids, spreads = torch.arange(8).repeat(12)[None] * 5, []
+    for mapping in ("true", "stingy"):
+        cache = model.new_memory(k=2, window=8, dense=0, mapping=mapping)
+        cache.memory = watched = Watched(cache.memory, 9, range(80, 90))
+        model(ids, past_key_values=cache)
+        shares = watched.shares()[0]
+        spreads.append(float((shares.amax(1) / shares.amin(1)).max()))
+    assert spreads[0] > 1.01
+    assert spreads[1] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_rank_of_a_passage_is_that_of_its_best_block_and_a_mean_where_blocks_are_equal():
+    assert [rank(np.array([9, 4, 1, 4, 0]), gold) for gold in ([1, 2], [2], [4], [0, 4])] == [1.5, 3, 4, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("ab. \n", max_size=300), st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 4))
+def test_passages_are_apart_and_hold_the_best_block(text, score, most):
+    bounds = [len(text) * at // len(score) for at in range(len(score) + 1)]
+    found = passages(text, bounds, np.array(score, float), most)
+    assert len(found) <= most
+    assert bool(found) == any(score)
+    assert sum(share for _, _, share in found) <= 1 + 1e-9
+    spans = sorted((start, end) for start, end, _ in found)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_a_passage_is_whole_sentences_with_neighbours_that_have_as_much():
+    text = "Once there was a lake. Henrik had painted the house by Mr. J. Brown, in May! It was red. Nobody saw it."
+    bounds = [*range(0, len(text), 12), len(text)]
+    score = np.zeros(len(bounds) - 1)
+    score[3], score[4], score[7] = 1, 0.6, 0.1
+    (start, end, share), (other, *_) = passages(text, bounds, score, 2)
+    assert text[start:end].strip() == "Henrik had painted the house by Mr. J. Brown, in May!"
+    assert share == pytest.approx(1.6 / 1.7)
+    assert text[other:].startswith("Nobody saw it.")
+
+
+def test_a_text_in_blocks_is_the_text():
+    """Also where a block ends in the middle of a letter."""
+    text = "Größe: 5 €. 鳥が水の中に立って待っている。" * 3
+    tokenizer = make_tokenizer()
+    found, bounds = text_of(tokenizer.decode, tokenizer(text)["input_ids"], 5)
+    assert found == text
+    assert len(bounds) == len(text.encode()) // 5 + 1
+    assert bounds == sorted(bounds)
+    assert all(0 <= 5 * number - len(text[:at].encode()) < 10 for number, at in enumerate(bounds))
+
+
+def test_files_that_were_joined_are_found_again(tmp_path):
+    one = Document("a.pdf", "First.\n\nSecond.\n\n", ((0, "page 1"), (8, "page 3")))
+    two = Document("b.txt", "Alpha.\nBeta.\n")
+    whole = joined([one, two])
+    found = whole.parts()
+    assert [document for _, document in found] == [each._replace(text=each.text.rstrip()) for each in (one, two)]
+    assert all(whole.text.startswith(document.text, start) for start, document in found)
+    assert one.parts() == [(0, one)]
+    assert documents_read("".join, f"Before. {two.text}", two, [tmp_path]) == [(0, Document("", "Before. ")), (8, two)]
+    folders, ids = [tmp_path / name for name in ("a", "b")], "One. \nTwo."  # the tokenizer puts a space between them
+    found = documents_read(lambda ids: "".join(ids).lstrip(" "), f"One.  {ids}", None, folders, (0, 5))
+    assert found == [(0, Document("a", "One. ")), (6, Document("b", ids))]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_passage_that_alone_has_the_questions_words_comes_first(family):
+    """Its characters are the document's, and the memory that has answered goes on as before."""
+    lines = LINES.copy()
+    lines[23] = "The zebra sleeps in Quito. "
+    model = wrap(make_model(family), make_tokenizer(), block_size=16, landmarks="none", memory={"k": 4, "window": 16})
+    answering, text = Answering(model, make_tokenizer()), "".join(lines)
+    before = answering.ids(text)
+    ids, null = (answering.ids(each, False) for each in ("Where sleeps the zebra?", "N/A"))
+    document = Document("birds.txt", text, ((0, "page 1"), (text.index("The zebra"), "page 2")))
+    with answering.prefixes.using(before) as cache:
+        answering.read(torch.tensor([before]), cache)
+    with answering.prefixes.using([*before, *ids]) as cache:
+        answering.read(torch.tensor([[*before, *ids][cache.get_seq_length() :]]), cache)
+        kept = cache.memory.layers[1].keys.clone()
+        found = sources(answering, cache, [(0, document)], before, ids, null, 3)
+        assert torch.equal(cache.memory.layers[1].keys, kept)
+    assert found[0].text == "The zebra sleeps in Quito."
+    assert (found[0].place, found[0].document) == ("page 2", "birds.txt")
+    assert all(text[each.start : each.end] == each.text for each in found)
+    assert 0 < sum(each.share for each in found) <= 1
+    shares = [each.share for each in sources(answering, cache, [(0, document)], before, ids, null, 12)]
+    assert len(shares) > 6
+    assert shares == sorted(shares, reverse=True)
+    assert sources(answering, cache, [(0, document)], before, null, null, 3) == []

@@ -15,7 +15,7 @@ from landmark.experiment.runs import plan
 from landmark.experiment.runs.jobs import Job
 from landmark.experiment.runs.launches import describe, done, launch_title, lines_of, states_of, unfinished
 from landmark.experiment.runs.processes import device_count
-from landmark.experiment.tracking.wandb_run import mode
+from landmark.experiment.tracking.wandb_run import mode, upload_command
 from landmark.utils.checkpoints import step_kept
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
@@ -168,4 +168,4 @@ def show_dashboard(command: Command) -> None:
     path = output / "dashboards" / f"{config.name if identities else 'project'}.json"
     dashboard.write(workspace, path)
     print(f"written: {path}")
-    print(f"W&B: `wandb login`, `wandb sync {output}/wandb/offline-run-*`, then this command again publishes it")
+    print(f"W&B: `wandb login`, {upload_command(config)}, then this command again publishes it")

@@ -224,7 +224,7 @@ class LoggerConfig:
     """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
     service: str = one_of("wandb", "csv")  # csv: nowhere else
-    weights: bool = True  # upload the trained model to W&B; else its artifact has a checksum and the place alone
+    weights: bool = False  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
 
 

@@ -200,8 +200,11 @@ _OF_TASKS = (
     Used(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
     Used(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
     Used(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
-    Used(("generate.sources",), "model=pretrained, and an answer about prompt_file or memory.load", _has_sources),
-    Used(("generate.from_sources",), "generate.sources, their number", lambda c: c.generate.sources > 0),
+    Used(
+        ("generate.sources", "generate.from_sources"),
+        "model=pretrained, and an answer about prompt_file or memory.load",
+        _has_sources,
+    ),
     Used(tuple(f"teach.{item.name}" for item in fields(TeachConfig)), "task=teach", lambda c: c.task == "teach"),
     Used(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
@@ -252,7 +255,8 @@ def resolve(config: Config) -> Config:
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
-    if config.model.as_is and config.memory.dense is None:  # rows measure blocks, on each device alike
+    is_row = config.task not in ("generate", "chat")  # rows measure blocks, on each device alike
+    if is_row and config.model.as_is and config.memory.dense is None:
         config = replace(config, memory=replace(config.memory, dense=0))
     if config.eval.local is not None:
         return config

@@ -88,8 +88,9 @@ def attention_size(
 def _without_landmarks(block: int, settings: BlockCacheSettings, length: int) -> tuple[float, float]:
     """`attention_size` of a text without landmarks (`landmark.memory.blocks.attention`)."""
     keys = scored = 0
+    window = -(-settings.window // block) * block
     for start in range(0, length, block):
-        queries, far = min(block, length - start), max(0, start - settings.window) // block
+        queries, far = min(block, length - start), max(0, start - window) // block
         if far <= settings.k or start < (settings.dense or 0):
             keys += queries * start
         else:

@@ -18,7 +18,6 @@ from landmark.experiment.evaluation.chunks import attention_size, chunk_length, 
 from landmark.memory.retrievals import RATES, Observer, with_rates
 from landmark.models.head_loss import IN_CACHE
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
-from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.experiment.config import Config
@@ -164,13 +163,7 @@ class SegmentLosses:
 
 
 def loss_entries(segments: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """tokens, nll (nats a token), nll_se, perplexity, perplexity_se, segments [[first token counted, tokens, nats]]."""
-    mean, error = mean_and_error(segments)
-    return {
-        "tokens": sum(int(tokens) for _, tokens, _ in segments),
-        "nll": mean,
-        "nll_se": error,
-        "perplexity": math.exp(mean),
-        "perplexity_se": math.exp(mean) * error,
-        "segments": segments,
-    }
+    """tokens, nll (nats a token), perplexity, segments [[first token counted, tokens, nats]]."""
+    tokens, nll = sum(int(tokens) for _, tokens, _ in segments), math.fsum(nats for *_, nats in segments)
+    nll /= tokens
+    return {"tokens": tokens, "nll": nll, "perplexity": math.exp(nll), "segments": segments}

@@ -25,7 +25,7 @@ from landmark.experiment.evaluation.measurement import (
 from landmark.experiment.evaluation.retrieval import RetrievalMap, RetrievalStatistics
 from landmark.memory import Memory
 from landmark.models.masked import MaskedDecoder
-from landmark.utils.significance import clopper_pearson, mean_and_error
+from landmark.utils.significance import score_interval
 
 if TYPE_CHECKING:
     from landmark.experiment.config import Config
@@ -106,8 +106,8 @@ def evaluate_copy(
     """The loss on stretches of text that come twice, each counted from its second token on; otherwise as `evaluate`.
 
     Returns prompts (segments); the entries of `loss_entries` of the second copies and those of `Measurement`;
-    first_copy, first_copy_se, second_copy, second_copy_se (nats a token, standard errors over segments) and
-    first_segments; where a memory of landmarks retrieves, copy_map (see `RetrievalMap.summary`).
+    first_copy, second_copy (nats a token) and first_segments; where a memory of landmarks retrieves, copy_map (see
+    `RetrievalMap.summary`).
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     tokens, starts = copies(settings, stream)
@@ -123,16 +123,14 @@ def evaluate_copy(
         summed = losses[:, copy * length // 2 :][:, : length // 2 - 1].sum(1)
         return [[start + 1, length // 2 - 1, value.item()] for start, value in zip(starts, summed, strict=True)]
 
-    second, compared = loss_entries(sums(1)), sums(0)
-    first, first_error = mean_and_error(compared)
+    second, first = loss_entries(sums(1)), loss_entries(sums(0))
     copy_map = None if observer is None else observer.summary(count)
     return {
         "prompts": count,
         **second,
         # The last token of a segment is predicted and not read.
         **measured.entries(measured.done, settings.length - 1),
-        **{"first_copy": first, "first_copy_se": first_error, "first_segments": compared},
-        **{"second_copy": second["nll"], "second_copy_se": second["nll_se"]},
+        **{"first_copy": first["nll"], "first_segments": first["segments"], "second_copy": second["nll"]},
         **({} if copy_map is None else {"copy_map": copy_map}),
     }
 
@@ -172,7 +170,7 @@ def evaluate_recall(
             text = tokenizer.decode(ids)
             answers[n] = [prompts[n].answer, text]
             correct[n] = corpus.data.score(text, prompts[n].answer)
-    low, high = score_interval(correct)
+    low, high = score_interval([correct])
     return {
         "accuracy": sum(correct) / len(correct),
         "accuracy_low": low,
@@ -183,12 +181,6 @@ def evaluate_recall(
         "tokens": measured.done,
         **measured.entries(measured.done),
     }
-
-
-def score_interval(scores: Sequence[float]) -> tuple[float, float]:
-    """Bounds of the 95 % interval (Clopper–Pearson) of a mean of scores 0…1, a prompt as one trial, or wider."""
-    total = round(sum(scores), 9)
-    return clopper_pearson(math.floor(total), len(scores))[0], clopper_pearson(math.ceil(total), len(scores))[1]
 
 
 def evidence_blocks(evidence: Sequence[Sequence[tuple[int, int]]], block_size: int) -> Tensor:

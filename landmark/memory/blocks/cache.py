@@ -33,7 +33,19 @@ from landmark.memory.blocks.attention import (
 )
 from landmark.memory.blocks.scorer import BlockScorer, Rotation, scorer_of
 from landmark.memory.retrievals import Observer, Retrieval, Stored
-from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
+from landmark.memory.saving import (
+    CONTENT,
+    FORMAT,
+    REMEDY,
+    SAME,
+    TENSORS,
+    K,
+    Place,
+    check_read,
+    device_of,
+    new_folder,
+    read_content,
+)
 from landmark.memory.text_memory import Piece
 from landmark.memory.tiers import grown, mapped_file, new_buffer
 from landmark.utils.errors import UserError
@@ -43,6 +55,7 @@ LOG = logging.getLogger(__name__)
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
 LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
+SIZE = "model.block_size"
 SPARE = 8  # for so many rows at least one more is made room for
 
 
@@ -152,6 +165,7 @@ class BlockCache:
         self.dense, self.observer = dense, observer
         self._config = AttentionConfig(block_size, self.window, k, first, scorer=scorer_of(scorer), gates=gates)
         self.unrotated_layers = frozenset(unrotated_layers)
+        self._mapping = mapping
         self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
         self._rotation = None if frequencies is None else partial(rotate_by, frequencies)
@@ -496,17 +510,18 @@ class BlockCache:
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
             places: dict[str, Any] = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
             places |= {"ends": self.ends} if self.ends else {}
+            content = {"format": FORMAT, **self._identity(), **self._read_with(self.layers), **places}
             with name_in_errors(folder):
                 save_file(tensors, temporary / TENSORS)
-            write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), **places})
+            write_json(temporary / CONTENT, content)
             for name, content in (others or {}).items():
                 write_atomic(temporary / name, content)
 
     def load(self, folder: Path | str, device: Place = "cpu") -> None:
         """Replace the content by that of a saved memory. device: of the model, or of each layer by its number.
 
-        Raises UserError for a file that is missing or altered, and for a memory of another model or with landmarks;
-        then the content stays as it was.
+        Raises UserError for a file that is missing or altered, and for a memory of another model, with landmarks, or
+        read with other settings; then the content stays as it was.
         """
         folder = Path(folder)
         content = read_content(folder, {"position": int, "landmarks": str})
@@ -535,12 +550,32 @@ class BlockCache:
         bounds = [0, *ends, position + 1] if isinstance(ends, list) else []
         if not bounds or any(type(b) is not int or a >= b for a, b in pairwise(bounds)):
             raise UserError(f"{folder / CONTENT}: ends={ends} must rise from 1 to position={position}: {REMEDY}")
+        self._check_read(folder, content, layers)
         self.reset()
         self.position, self.settled, self.layers, self.ends = position, settled, layers, tuple(ends)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal in a memory that loads this one."""
         return {"landmarks": "none", "model": None if self.model is None else self.model()}
+
+    def _read_with(self, layers: Mapping[int, "_Layer"]) -> dict[str, Any]:
+        """How a text with these layers is read, by the names of settings; of dense the number that null stands for."""
+        device = next((layer.device for layer in layers.values()), torch.device("cpu"))
+        read = {SIZE: self.block_size, K: self.k, "retrieval.first": self.first, "memory.window": self.window}
+        return read | {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+
+    def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
+        """Raise UserError where a saved text was read in another way than it would be here."""
+        own = self._read_with(layers)
+        saved = own | {key: content[key] for key in own if key in content}
+        if any(type(saved[key]) is not type(own[key]) for key in own):
+            raise UserError(f"{folder / CONTENT} is damaged: {REMEDY}")
+        whole = [
+            max(read["memory.dense"], AttentionConfig(read[SIZE], read["memory.window"], read[K]).covered)
+            for read in (own, saved)
+        ]
+        is_same = content["position"] <= min(whole)  # all queries have read all keys
+        check_read(folder, content, {SIZE: own[SIZE]} if is_same else own)
 
     def _rounded(self, tokens: int) -> int:
         """Tokens up to the end of the last group."""
@@ -588,6 +623,11 @@ class _Layer:
         self.rotated = self.summaries  # as `rotated_summaries` returns them, of the first blocks
         self._num_rotated = 0
         self.written = 0
+
+    @property
+    def device(self) -> torch.device:
+        """That of the model, where the tier may be elsewhere."""
+        return self._like.device
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros on the tier; also under `torch.inference_mode` they can be written to later."""

@@ -21,7 +21,7 @@ from landmark.memory.landmarks.reading import attend_locally, merge, read_and_me
 from landmark.memory.landmarks.select import Best, Faiss, Given, MeanKeys, Newest, Random, SecondLook, Selector
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, masked_ages, with_rates
-from landmark.memory.saving import Place, load, save
+from landmark.memory.saving import K, Place, load, save
 from landmark.memory.text_memory import Piece, equal_pieces
 from landmark.memory.tiers import Store, TierCounts
 from landmark.utils.errors import UserError
@@ -393,6 +393,7 @@ class Memory:
         base = self.keys.rope_base
         return {
             "model.block_size": self.block_size,
+            K: self.k,
             "model.rope_base": base.tolist() if isinstance(base, Tensor) else base,
             "positions.mapping": self.positions.name,
             "model.key_offset": self.keys.offset,

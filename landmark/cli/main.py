@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from landmark import __version__
-from landmark.cli import overviews, reading, tables
+from landmark.cli import overviews, reading, tables, teaching
 from landmark.cli.command import Command
 from landmark.cli.composing import Arguments, read_arguments, settings_found, settings_page
 from landmark.cli.sweeps import chosen, sweep
@@ -24,7 +24,7 @@ TASKS: dict[str, Callable[[Command], object]] = {
     **{"prepare": Command.prepare, "train": Command.train, "evaluate": lambda command: command.evaluate().check()},
     **{"chat": reading.chat, "generate": reading.generate, "inspect": reading.inspect},
     **{"dashboard": overviews.show_dashboard, "plan": overviews.show_plan, "status": overviews.show_status},
-    "table": tables.show_records,
+    **{"table": tables.show_records, "teach": teaching.teach},
 }
 
 

@@ -57,6 +57,10 @@ def attention_size(
     chunk. dropped: share of lookups that the context miss token drops.
     """
     memory, block = config.memory, model.block_size
+    if model.masked:
+        if block is None:
+            return length, 0.0
+        return min(length, (1 + config.retrieval.k) * block), max(0, length // block - 1)
     if model.kind != "landmark" or block is None:
         kept = model.recurrence.cache if model.recurrence else 0
         if model.kind == "transformer":

@@ -12,10 +12,19 @@ from torch import Tensor
 
 from landmark.experiment.config.schema import UNIQUE_BLOCKS
 from landmark.experiment.data.evaluation_texts import copies, segments, text_size
+from landmark.experiment.data.masked import masked_tokens
 from landmark.experiment.evaluation.chunks import penultimate_chunk_start
-from landmark.experiment.evaluation.measurement import Measurement, Progress, SegmentLosses, loss_entries
+from landmark.experiment.evaluation.measurement import (
+    Measurement,
+    Progress,
+    SegmentLosses,
+    inference,
+    loss_entries,
+    token_losses,
+)
 from landmark.experiment.evaluation.retrieval import RetrievalMap, RetrievalStatistics
 from landmark.memory import Memory
+from landmark.models.masked import MaskedDecoder
 from landmark.utils.significance import score_interval
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from landmark.experiment.data import Stream, SyntheticCorpus, Tokenizer
     from landmark.models import LanguageModel
 
-__all__ = ["evaluate", "evaluate_copy", "evaluate_recall"]
+__all__ = ["evaluate", "evaluate_copy", "evaluate_masked", "evaluate_recall"]
 
 
 def evaluate(
@@ -60,6 +69,35 @@ def evaluate(
         **measured.entries(measured.done),
     }
     return results if retrieval is None else results | {"retrieval": retrieval.summary()}
+
+
+def evaluate_masked(
+    model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Masked perplexity of one row. The same tokens are hidden for every model, and at every length.
+
+    The whole text is read at once, layer by layer. A query of a landmark model attends to its own block and to the k
+    others, earlier or later, whose landmarks have the highest scores. Returns the entries of `SegmentLosses`, of hidden
+    tokens, and of `Measurement`. Raises UserError if the settings do not fit the split or the model.
+    """
+    settings, measured = config.eval, Measurement(model, config, progress)
+    cut = segments(len(stream), settings.length, settings.tokens, settings.span)
+    masks = masked_tokens(tokenizer)
+    assert isinstance(model, MaskedDecoder)
+    model.retrieved = config.retrieval.k if model.config.kind == "landmark" else None
+    counted = SegmentLosses(settings.length)
+    for numbers in measured.batches([segment.length for segment in cut]):
+        batch = [cut[number] for number in numbers]
+        raw = np.stack([stream.tokens[s.start : s.start + s.length] for s in batch]).astype(np.int64)
+        tokens = torch.from_numpy(raw).to(measured.device)
+        shown, hidden = masks.mask_text(tokens, [segment.start for segment in batch])
+        with inference(model, config):
+            logits = model(shown)
+            losses = token_losses(logits, tokens)
+        for segment, loss, is_hidden in zip(batch, losses.cpu().numpy(), hidden.cpu().numpy(), strict=True):
+            places = np.arange(segment.length - segment.counted, segment.length)
+            counted.add(segment.start + segment.length - segment.counted, loss, places[is_hidden[places]])
+    return counted.entries() | measured.entries(measured.done)
 
 
 def evaluate_copy(

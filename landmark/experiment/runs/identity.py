@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from landmark.experiment.config import SYNTHETIC, Config
-from landmark.experiment.config.schema import UNIQUE_BLOCKS, memory_settings
+from landmark.experiment.config.schema import LANDMARKS, UNIQUE_BLOCKS, memory_settings
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.utils.constants import (
     ANSWER_WEIGHT,
@@ -19,7 +20,9 @@ from landmark.utils.constants import (
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
-from landmark.utils.extensions import hooks, module_sha256
+from landmark.utils.errors import UserError
+from landmark.utils.files import sha256_file
+from landmark.utils.trust import module_sha256
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -91,6 +94,13 @@ def _memory_identity(config: Config) -> dict[str, Any]:
     if isinstance(memory, BlockCacheSettings):
         hidden = [item.name for item in fields(memory) if not item.metadata.get("in_identity", True)]
         saved = {name: value for name, value in memory.saved().items() if name not in hidden}
+        if (file := config.model.landmarks) is not None:
+            if not Path(file).is_file():
+                raise UserError(f"model.landmarks={file}: there is no such file, task=teach makes it")
+            saved |= {"scorer": LANDMARKS, "landmarks": sha256_file(Path(file))}
+        scorer = saved["scorer"] if isinstance(saved["scorer"], str) else str(saved["scorer"].get("name"))
+        if "." in scorer:
+            saved["module"] = module_sha256(scorer, "retrieval.scorer")
         return {"k": memory.k, "blocks": None} | saved
     for item in fields(memory):
         value, said = getattr(memory, item.name), item.metadata
@@ -142,8 +152,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
-    for extension_settings in hooks(config, "row_settings"):
-        settings |= extension_settings(config)
+    if config.model.masked:
+        settings["masked"] = True
     return settings
 
 

@@ -20,7 +20,6 @@ from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
 from landmark.experiment.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
-from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
 from landmark.utils.progress import progress_bar
@@ -233,7 +232,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained; of text also documents, the first tokens of those that were read."""
     from landmark.experiment.data import SyntheticCorpus
     from landmark.experiment.data.evaluation_texts import document_starts
-    from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_recall
+    from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_masked, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
@@ -246,8 +245,10 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
         stream = corpus.split(config.eval.split)
         if config.eval.probe is not None:
             results = evaluate_copy(model, stream, config, progress)
+        elif config.model.masked:
+            results = evaluate_masked(model, stream, tokenizer, config, progress)
         else:
-            results = hook(config, "evaluate", evaluate)(model, stream, tokenizer, config, progress)
+            results = evaluate(model, stream, tokenizer, config, progress)
     firsts = [first for first, *_ in results["segments"]]
     return results | {"documents": document_starts(stream.tokens, tokenizer.eot, firsts)}
 

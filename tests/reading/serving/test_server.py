@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.documents import document_of
 from landmark.models.huggingface import LandmarkCache, PrefixCache, joined
+from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading import answering
 from landmark.reading.answer import Decoding
 from landmark.reading.answering import Answering
@@ -330,19 +331,19 @@ def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_
 def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_path, monkeypatch):
     """Which changes nothing of it."""
     model, read, asked = wrapped_model("gemma3", local=64, **FREE), [], threading.Event()
-    forward, text = type(model).forward, "A heron waits. " * 60
+    pass_on, text = ChunkedForward._pass, "A heron waits. " * 60
 
-    def wait(self, ids, **given):
-        read.append(ids.shape[1])
+    def wait(self, parts, *given):
+        read.append(parts[0].ids.shape[1])
         if len(read) == 4:
             assert asked.wait(100)
         time.sleep(0.05 * (len(read) > 4))
-        return forward(self, ids, **given)
+        return pass_on(self, parts, *given)
 
     with Server(model, tokenizer, tmp_path / "alone") as running:
         running.http().put("/documents/book", content=text.encode())
         expected = running.ask("Who? ", extra_body={"document": "book"}).choices[0].text
-    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(ChunkedForward, "_pass", wait)
     monkeypatch.setattr(answering, "SHARED", 16)
     with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(4) as pool:
         put = pool.submit(running.http().put, "/documents/book", content=text.encode())

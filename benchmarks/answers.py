@@ -183,7 +183,7 @@ def share(right: Any) -> str:
     """Of so many, and in percent."""
     if not len(right):
         return ""
-    low, high = score_interval([float(each) for each in right])
+    low, high = score_interval([[float(each) for each in right]])
     return f"{right.sum()} of {len(right)}: {100 * right.mean():.0f} ({100 * low:.0f} to {100 * high:.0f}) %"
 
 

@@ -28,7 +28,7 @@ from landmark.memory.blocks.attention import (
     block_rope_factors,
     blocks_of_queries,
     read_chosen,
-    rotated_means,
+    rotated_summaries,
 )
 from landmark.memory.blocks.cache import BlockCache, rotate_by
 from landmark.memory.blocks.settings import BlockCacheSettings
@@ -228,8 +228,8 @@ def chunks(dtype: torch.dtype, dim: int, scale: Scale) -> Iterator[Line]:
 
             text = Text(keys.to(kind), values.to(kind), means.to(torch.promote_types(kind, torch.float32)))
             if is_moved:
-                placed = rotated_means(text.means, 0, turned, config)
-                factors = block_rope_factors(turned.args[0], 1 + text.means.shape[1], block)
+                placed = rotated_summaries(text.summaries, 0, turned, config)
+                factors = block_rope_factors(turned.args[0], 1 + text.summaries.shape[1], block)
                 text = text._replace(rotation=turned, rotated=placed, factors=factors)
             reading = replace(config, tiles_by=read_tiles if by_kernels else None)
             out, lse, chosen = read_chosen(q.to(kind), text, start, reading)

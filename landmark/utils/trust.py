@@ -109,3 +109,16 @@ def check_plain(key: str, value: str) -> None:
     """Raise UserError for a text that would be more than one line, or more than text, where it is shown or written."""
     if not value.isprintable():
         raise UserError(f"{key}={value!r}: must be one line of plain text")
+
+
+def module_sha256(name: str, key: str) -> str:
+    """SHA-256 of the file of one's own module; of a package, of all its files. Raises UserError where there is none."""
+    find_module("", name, "Model", key)
+    spec = find_spec(name)
+    assert spec is not None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in sorted(place.rglob("*.py"))] or [Path(str(spec.origin))]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

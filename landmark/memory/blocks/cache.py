@@ -54,8 +54,8 @@ from landmark.utils.files import name_in_errors, write_atomic, write_json
 LOG = logging.getLogger(__name__)
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
-SIZE = "model.block_size"
 LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
+SIZE = "model.block_size"
 SPARE = 8  # for so many rows at least one more is made room for
 
 

@@ -134,6 +134,18 @@ def test_an_error_while_unread_tokens_are_read_loses_nothing(wrapped, ids, monke
     same(after(wrapped, more, cache), after(wrapped, whole))
 
 
+@pytest.mark.parametrize("length", [LENGTH // BLOCK * BLOCK, LENGTH])
+def test_a_question_of_one_token_reads_the_end_of_a_text_again(wrapped, ids, tokenizer, tmp_path, length):
+    answering, asked = Answering(wrapped, tokenizer), ids[0, : length + 1].tolist()
+    before, loaded = wrapped.new_memory(), wrapped.new_memory()
+    answering.read(ids[:, :length], before)
+    before.save(tmp_path / "memory")
+    loaded.load(tmp_path / "memory")
+    expected = after(wrapped, ids[:, : length + 1])
+    for cache in (before, loaded):
+        same(answering.read(torch.tensor([asked[length:]]), cache)[0], expected)
+
+
 def test_all_ways_to_answer_give_one_answer(wrapped, ids, tokenizer):
     """transformers' `generate`, and the answers of commands, chat, server and harness, also after other questions."""
     text, answering = ids[:, :LENGTH], Answering(wrapped, tokenizer)

@@ -64,19 +64,6 @@ def find_module(package: str, name: str, attribute: str, key: str) -> str:
     return whole
 
 
-def module_sha256(name: str, key: str) -> str:
-    """SHA-256 of the file of one's own module; of a package, of all its files. Raises UserError where there is none."""
-    find_module("", name, "class", key)
-    spec = find_spec(name)
-    assert spec is not None
-    places = [Path(place) for place in spec.submodule_search_locations or ()]
-    files = [file for place in places for file in sorted(place.rglob("*.py"))] or [Path(str(spec.origin))]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
 def _missing(package: str, name: str, attribute: str, key: str) -> UserError:
     where = f"no module {name} on Python's path" if "." in name else f"no {package.replace('.', '/')}/{name}.py"
     return UserError(f"{key}={name}: there is {where} that has a {attribute}")

@@ -562,7 +562,10 @@ class BlockCache:
         """How a text with these layers is read, by the names of settings; of dense the number that null stands for."""
         device = next((layer.device for layer in layers.values()), torch.device("cpu"))
         read = {SIZE: self.block_size, K: self.k, "retrieval.first": self.first, "memory.window": self.window}
-        return read | {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+        read |= {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+        scorer = self.scorer.saved()
+        scorer = scorer if isinstance(scorer, str) else str(scorer["name"])
+        return read | {"retrieval.scorer": scorer, "retrieval.gates": self._config.gates}
 
     def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
         """Raise UserError where a saved text was read in another way than it would be here."""

@@ -7,7 +7,15 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from landmark.experiment.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TeachConfig, TrainConfig, value_of
+from landmark.experiment.config.schema import (
+    SYNTHETIC,
+    UNIQUE_BLOCKS,
+    Config,
+    ModelConfig,
+    TeachConfig,
+    TrainConfig,
+    value_of,
+)
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
@@ -219,8 +227,6 @@ def check(config: Config) -> None:
 def check_task(config: Config) -> None:
     """Raise UserError where the task has no use for a prompt, a memory to load or save, or a file to write."""
     _check_needed(config, _OF_TASKS)
-    if config.task == "teach" and not (config.model.as_is and config.model.landmarks):
-        raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
     if config.task in ("generate", "inspect") and config.prompt is None and config.prompt_file is None:
         raise UserError(f"task={config.task}: set prompt='…' or prompt_file=FILE (- for standard input)")
 

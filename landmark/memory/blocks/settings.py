@@ -10,7 +10,16 @@ from landmark.utils.setting import setting
 
 # How files and identities have these settings: beside what a memory with landmarks has, and without its defaults.
 _ALSO = {"granularity": "per_token_and_group"}
-_LEFT_OUT = {"k": 4, "gates": False, "first": 0, "window": None, "dense": None, "mapping": "stingy", "tier": "device", "folder": None}
+_LEFT_OUT = {
+    "k": 4,
+    "gates": False,
+    "first": 0,
+    "window": None,
+    "dense": None,
+    "mapping": "stingy",
+    "tier": "device",
+    "folder": None,
+}
 
 
 @dataclass(frozen=True, repr=False)

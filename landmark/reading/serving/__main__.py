@@ -34,7 +34,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where the model computes, as cuda:0")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are saved")
     parser.add_argument("--bits", type=int, choices=(4, 8), help="of the weights of a folder; not given: as they are")
-    parser.add_argument("--landmarks", type=Path, help="file of landmarks that were learned from the model (task=teach)")
+    parser.add_argument(
+        "--landmarks", type=Path, help="file of landmarks that were learned from the model (task=teach)"
+    )
     parser.add_argument("--gates", action="store_true", help="let them also weigh blocks")
     limits = [item for item in fields(ServerSettings) if item.metadata]
     for item in limits:

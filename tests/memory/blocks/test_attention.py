@@ -42,7 +42,9 @@ READINGS = {
 SIZES = ("window", "k", "sinks", "tile", "softcap")
 MORE = (*SIZES, "scorer", "gates")
 SCORERS = {MeanKey(): lambda keys: keys.mean(0, keepdim=True), Best(): lambda keys: keys}  # and keys that it scores by
-SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "rotation": [None, turned], "scorer": [*SCORERS], "gates": [False, True]})
+SHAPES = all_pairs(
+    {**READINGS, "softcap": [None, 1.5], "rotation": [None, turned], "scorer": [*SCORERS], "gates": [False, True]}
+)
 OF_KERNELS = all_pairs(
     {
         **READINGS,

@@ -39,14 +39,14 @@ def _composed(overrides: tuple[str, ...]) -> bytes:
 _register = functools.cache(register)
 
 
-def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) -> dict[str, Any]:
+def row_record(config: Config, row: str, perplexity: float) -> dict[str, Any]:
     """A row's record as an evaluation would leave it, on 24 stretches of text."""
     settings = row_settings(resolve(config), f"run-{config.model.kind}-{config.seed}", "stream")
     noise = random.Random(f"{row}{config.seed}")
     nll = math.log(perplexity)
     labels = {"size": config.size, "data": config.data.name, "tokenizer": config.tokenizer.name, "seed": config.seed}
     labels |= {"block_size": config.model.block_size, "row": row, "run": "outputs/runs/made-up"}
-    results = {"tokens": 24 * 4096, "nll": nll, "perplexity": perplexity, "perplexity_se": error}
+    results = {"tokens": 24 * 4096, "nll": nll, "perplexity": perplexity}
     results |= {"bits_per_byte": nll / math.log(2) / 4.2, "word_perplexity": perplexity**1.4, "keys_attended": 300.0}
     results |= {"tokens_per_second": 12345.6, "seconds": 8.0, "peak_memory_bytes": 10**9}
     results["segments"] = [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)]

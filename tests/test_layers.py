@@ -40,7 +40,6 @@ ALLOWED = {
         *("experiment.training", "experiment.evaluation", "experiment.tracking"),
     },
     "experiment.results": {"experiment.config"},
-    "extensions": {"attention", "memory", "models", "experiment.config", "experiment.data", "experiment.evaluation"},
     "cli": {
         *("documents", "models", "models.huggingface", "reading", "experiment.config", "experiment.data"),
         *("experiment.evaluation", "experiment.inspector", "experiment.results", "experiment.runs"),
@@ -49,7 +48,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": {"attention", "memory", "experiment.runs"},
 }
-FLOORS = ("utils", "attention", "memory", "documents", "models", "reading", "experiment", "extensions", "cli")
+FLOORS = ("utils", "attention", "memory", "documents", "models", "reading", "experiment", "cli")
 
 
 @functools.cache
@@ -89,9 +88,9 @@ def test_a_room_imports_only_what_it_may(room):
 
 
 def test_floors_lie_on_each_other_and_every_import_is_written_as_one():
-    """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
+    """`import_module` would be an arrow that no test sees: only `utils.trust` and lazy exports may use it."""
     lazy = {f"{folder}__init__.py" for folder in ("", "experiment/evaluation/", "memory/", "models/")}
-    allowed = {"utils/extensions.py", "utils/old_names.py", "memory/landmarks/select/faiss.py", *lazy}
+    allowed = {"utils/trust.py", "utils/old_names.py", "memory/landmarks/select/faiss.py", *lazy}
     for path in PACKAGE.rglob("*.py"):
         assert not {name.split(".")[0] for name in imported(path)} & {"experiments", "benchmarks", "tests", "run"}, path
         if "import_module" in path.read_text(encoding="utf-8"):

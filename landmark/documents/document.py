@@ -101,11 +101,13 @@ def documents_read(
 ) -> list[tuple[int, Document]]:
     """What a memory has read, each document with the character at which it begins. ids: all of it, which `decode` makes
     a text. given: what was read last. loaded: the folders of memories that had read what is before. starts: the first
-    id of each of these.
+    id of each text that was read alone. Texts of one folder, as of a memory that was joined and saved, are one.
     """
     if not loaded:
         return given.parts() if given is not None else []
     text, found = decode(ids), list[tuple[int, Document]]()
+    if len(starts) != len(loaded):
+        loaded, starts = [*loaded[:1]], (0,)
     for folder, (at, own) in zip(loaded, placed(decode, ids, starts), strict=True):
         document = saved_document(folder, own) or Document("" if len(loaded) == 1 else Path(folder).name, own)
         found += [(at + begin, part) for begin, part in document.parts()]

@@ -18,7 +18,7 @@ from landmark.documents import Document
 from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.shares import Watched
 from landmark.reading.answer import Decode, Decoding
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.utils.errors import UserError
 
 NULL = "N/A"  # the question that asks nothing: what it attends to, every question does
@@ -74,17 +74,18 @@ def sources(
 
     Raises Gone as `Answering.read`.
     """
-    size, prefixes = cache.memory.block_size, answering.prefixes
+    size = cache.memory.block_size
     text, bounds = text_of(answering.chats.decode, read, size)
     prompts, shares = [[*read, *prompt], [*read, *null]], list[np.ndarray]()
     for ids, other in (prompts, prompts[::-1]):
         if not (asking := differing(ids, other)) or len(read) < size:
             return []
         mark = cache.mark_before(asking.start)
-        fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
+        assert mark is not None or not cache.ends
+        fork = answering.new_memory() if mark is None else cache.fork(mark)
         watched: Any = Watched(cast(BlockCache, fork.memory), len(read) // size, asking)
         fork.marks, fork.memory = None, watched
-        answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)
+        finished(answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone))
         shares.append(watched.shares().numpy())
         del fork, watched  # before the next copy is made
     asked, null_asked = shares

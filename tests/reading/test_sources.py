@@ -14,7 +14,7 @@ from benchmarks.sources import rank
 from landmark.documents import Document, documents_read, joined
 from landmark.memory.blocks.shares import Watched
 from landmark.models.huggingface import wrap
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.reading.sources import passages, sources, text_of
 from tests.models.huggingface.conftest import make_model, make_tokenizer
 
@@ -113,9 +113,9 @@ def test_the_passage_that_alone_has_the_questions_words_comes_first(family):
     ids, null = (answering.ids(each, False) for each in ("Where sleeps the zebra?", "N/A"))
     document = Document("birds.txt", text, ((0, "page 1"), (text.index("The zebra"), "page 2")))
     with answering.prefixes.using(before) as cache:
-        answering.read(torch.tensor([before]), cache)
+        finished(answering.read(torch.tensor([before]), cache))
     with answering.prefixes.using([*before, *ids]) as cache:
-        answering.read(torch.tensor([[*before, *ids][cache.get_seq_length() :]]), cache)
+        finished(answering.read(torch.tensor([[*before, *ids][cache.get_seq_length() :]]), cache))
         kept = cache.memory.layers[1].keys.clone()
         found = sources(answering, cache, [(0, document)], before, ids, null, 3)
         assert torch.equal(cache.memory.layers[1].keys, kept)

@@ -1,4 +1,4 @@
-"""Checks of settings that must go together. The model, the memory and extensions check their own. Loads no torch."""
+"""Checks of settings that must go together. The model and the memory check their own. Loads no torch."""
 
 import math
 import re
@@ -20,8 +20,8 @@ from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import find_extension, hooks
 from landmark.utils.setting import check_value
+from landmark.utils.trust import find_module
 
 
 class Used(NamedTuple):
@@ -166,6 +166,16 @@ _NEEDED = (
         "the text of a corpus",
         lambda c: c.data.name not in SYNTHETIC,
     ),
+    Used(
+        (
+            "data.tasks",
+            "data.passkeys",
+            "eval.task",
+            *(key for key in _MEMORY_FIELDS if key not in ("retrieval.k", "seed")),
+        ),
+        "models with a memory; model.masked=true reads whole texts, without one",
+        lambda c: not c.model.masked,
+    ),
     Used(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
     Used(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
     Used(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
@@ -180,7 +190,11 @@ _OF_KINDS = tuple(
 )
 
 # Keys of which one at most is set.
-_ALTERNATIVES = (("data.tasks", "data.passkeys"), ("model.name", "model.architecture"))
+_ALTERNATIVES = (
+    ("data.tasks", "data.passkeys"),
+    ("model.name", "model.architecture"),
+    ("model.masked", "model.architecture"),
+)
 
 _OF_TASKS = (
     Used(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
@@ -215,13 +229,13 @@ def check(config: Config) -> None:
             f"tokenizer={config.tokenizer.name}: {config.model.name} knows the ids of its own alone, leave it"
         )
     if (own := config.model.architecture) is not None and "." not in own:
-        find_extension("landmark.models", own, "Model", key="model.architecture")
+        find_module("landmark.models", own, "Model", key="model.architecture")
     if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
         raise UserError(f"memory.folder={config.memory.folder}: there is no such folder, make it before")
     _check_training(config)
     _check_evaluation(config)
-    for check_own_settings in hooks(config, "check"):
-        check_own_settings(config)
+    if config.model.masked:
+        _check_masked(config)
 
 
 def check_task(config: Config) -> None:
@@ -236,12 +250,13 @@ def resolve(config: Config) -> Config:
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
-    for resolved in hooks(config, "resolved"):
-        config = resolved(config)
-    if config.model.as_is and config.memory.dense is None:  # rows measure blocks, on each device alike
+    is_row = config.task not in ("generate", "chat")  # rows measure blocks, on each device alike
+    if is_row and config.model.as_is and config.memory.dense is None:
         config = replace(config, memory=replace(config.memory, dense=0))
     if config.eval.local is not None:
         return config
+    if config.model.masked:
+        return replace(config, eval=replace(config.eval, local=config.eval.length))
     natural = {
         "transformer": min(config.memory.window or config.eval.length, config.eval.length),
         "landmark": min(DEFAULT_CHUNK, config.eval.length),
@@ -299,6 +314,15 @@ def _check_training(config: Config) -> None:
     room = train.length - landmarks + 1  # one token more than the window has is predicted
     if repeats is not None and room < 2 * SHORTEST_REPEAT:
         raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")
+
+
+def _check_masked(config: Config) -> None:
+    if config.data.name in SYNTHETIC or config.task in ("generate", "inspect"):
+        raise UserError(f"model.masked=true: is for text of a corpus, not data={config.data.name} task={config.task}")
+    if config.eval.local not in (None, length := config.eval.length):
+        raise UserError(f"eval.local={config.eval.local}: model.masked=true reads all of eval.length={length} at once")
+    if config.model.kind == "landmark" and config.retrieval.k < 1:
+        raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
 
 
 def _check_evaluation(config: Config) -> None:

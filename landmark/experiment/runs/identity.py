@@ -14,14 +14,15 @@ from landmark.utils.constants import (
     ANSWER_WEIGHT,
     BETAS,
     DENSE_SHARE,
+    PASSKEY_PROMPTS_VERSION,
     PASSKEY_VERSION,
     ROPE_BASE,
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import hooks
 from landmark.utils.files import sha256_file
+from landmark.utils.trust import module_sha256
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -63,6 +64,8 @@ def run_settings(
         settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
+    if (own := config.model.architecture) is not None and "." in own:
+        settings["module"] = module_sha256(own, "model.architecture")
     if beginning:
         settings["beginning"] = list(beginning)
     if config.model.as_is:  # nothing is trained
@@ -102,6 +105,8 @@ def _memory_identity(config: Config) -> dict[str, Any]:
         is_told = item.name in _ALWAYS or (value != item.default and getattr(memory, other) in values)
         if is_told and said.get("in_identity", True):
             settings[said["key"].rpartition(".")[2]] = value
+    if memory.scorer == "random" and config.seed and (config.run is not None or config.model.as_is):
+        settings["seed"] = config.seed  # which the run's identity does not have
     if config.eval.task == UNIQUE_BLOCKS:
         settings["retrieval_statistics"] = True
     if config.cmt.enabled:
@@ -134,7 +139,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.eval.question is not None:
         asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
         if config.eval.task == "passkey":
-            asked["needles"] = config.data.needles
+            asked |= {"needles": config.data.needles, "task_version": PASSKEY_PROMPTS_VERSION}
         settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
@@ -144,8 +149,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
-    for extension_settings in hooks(config, "row_settings"):
-        settings |= extension_settings(config)
+    if config.model.masked:
+        settings["masked"] = True
     return settings
 
 

@@ -10,8 +10,7 @@ from landmark.experiment.config import SYNTHETIC, Config
 from landmark.experiment.evaluation.chunks import attention_size, chunk_length, kept_tokens
 from landmark.models.config import decoder_config
 from landmark.utils.errors import counted
-from landmark.utils.extensions import hook
-from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, training_keys
+from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, keys_per_query
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
 CPU_CORE = 4.0e10
@@ -97,7 +96,7 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     """Cost of a training, by the formula of `landmark.utils.flops`. vocab_size: padded."""
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
-    keys = training_keys(config, model.window, model.cache)
+    keys = keys_per_query(train.length, model.window, model.cache, model.masked)
     total, body, layers, width = _measures(config, vocab_size)
     flops = tokens * flops_per_token(total, layers, width, keys)
     return Cost("run", name, config, is_done, tokens, flops, (total, body), float(train.steps * layers))
@@ -112,8 +111,7 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
     local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if model.kind == "landmark" and model.block_size:
         tokens *= (model.block_size + 1) / model.block_size
-    usual = lambda length: sum(attention_size(shape, config, length, local))  # noqa: E731
-    keys = hook(config, "keys_per_query", usual)(settings.length)
+    keys = sum(attention_size(shape, config, settings.length, local))
     total, body, layers, width = _measures(config, vocab_size)
     flops = tokens * flops_per_token(total, layers, width, keys) / 3
     return Cost("row", name, config, is_done, tokens, flops, (total, body), tokens / TOKENS_AT_ONCE * layers)

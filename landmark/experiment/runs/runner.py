@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import os
 import shlex
 import sys
@@ -21,7 +20,6 @@ from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
 from landmark.experiment.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
-from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
 from landmark.utils.progress import progress_bar
@@ -231,9 +229,10 @@ def train_here(
 
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
-    """The results of a row whose run is trained."""
+    """The results of a row whose run is trained; of text also documents, the first tokens of those that were read."""
     from landmark.experiment.data import SyntheticCorpus
-    from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_recall
+    from landmark.experiment.data.evaluation_texts import document_starts
+    from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_masked, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
@@ -246,11 +245,12 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
         stream = corpus.split(config.eval.split)
         if config.eval.probe is not None:
             results = evaluate_copy(model, stream, config, progress)
+        elif config.model.masked:
+            results = evaluate_masked(model, stream, tokenizer, config, progress)
         else:
-            results = hook(config, "evaluate", evaluate)(model, stream, tokenizer, config, progress)
-    # One segment has no standard error.
-    undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
-    return results | undefined
+            results = evaluate(model, stream, tokenizer, config, progress)
+    firsts = [first for first, *_ in results["segments"]]
+    return results | {"documents": document_starts(stream.tokens, tokenizer.eot, firsts)}
 
 
 def evaluation_device(config: Config) -> str:

@@ -33,7 +33,19 @@ from landmark.memory.blocks.attention import (
 )
 from landmark.memory.blocks.scorer import BlockScorer, Rotation, scorer_of
 from landmark.memory.retrievals import Observer, Retrieval, Stored
-from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
+from landmark.memory.saving import (
+    CONTENT,
+    FORMAT,
+    REMEDY,
+    SAME,
+    TENSORS,
+    K,
+    Place,
+    check_read,
+    device_of,
+    new_folder,
+    read_content,
+)
 from landmark.memory.text_memory import Piece
 from landmark.memory.tiers import grown, mapped_file, new_buffer
 from landmark.utils.errors import UserError
@@ -42,6 +54,8 @@ from landmark.utils.files import name_in_errors, write_atomic, write_json
 LOG = logging.getLogger(__name__)
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
+LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
+SIZE = "model.block_size"
 SPARE = 8  # for so many rows at least one more is made room for
 
 
@@ -100,7 +114,7 @@ class BlockCache:
 
     model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
     the same. None: the model has no such string. settled: tokens at the beginning of the text whose keys and values
-    depend on the text alone. starts: positions at which texts begin that were read alone (`append`); 0 is the first.
+    depend on the text alone. ends: positions at which texts end that were read alone (`append`); (): the text is one.
     """
 
     is_rotated = True  # whether keys come with the positions that the model gives them
@@ -151,6 +165,7 @@ class BlockCache:
         self.dense, self.observer = dense, observer
         self._config = AttentionConfig(block_size, self.window, k, first, scorer=scorer_of(scorer), gates=gates)
         self.unrotated_layers = frozenset(unrotated_layers)
+        self._mapping = mapping
         self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
         self._rotation = None if frequencies is None else partial(rotate_by, frequencies)
@@ -167,7 +182,7 @@ class BlockCache:
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
         self.layers: dict[int, _Layer] = {}
-        self.starts = (0,)
+        self.ends: tuple[int, ...] = ()
         self._begin_tokens()
 
     def _begin_tokens(self) -> None:
@@ -400,7 +415,8 @@ class BlockCache:
             own.write(start, keys, values, self._rounded(start + other.position), self._expected)
         self.position += other.position
         self.settled = self._whole(start + other.settled) if start else other.settled
-        self.starts = (*self.starts, start) if start else (0,)
+        behind = (start + end for end in (*other.ends[:-1], other.position))
+        self.ends = (*self.ends[:-1], start, *behind) if start else other.ends
         self._chunks += other._chunks
 
     def is_end(self, tokens: int, local: int) -> bool:
@@ -408,8 +424,10 @@ class BlockCache:
         return tokens > 1 and self.settled == self.position
 
     def fork_point(self, tokens: int) -> int:
-        """The last place among the first `tokens` of the text before which nothing depends on what follows."""
-        return self._whole(min(tokens, self.settled))
+        """The last place among the first `tokens` of the text before which nothing depends on what follows; 0: they
+        are not all of the texts that were read alone.
+        """
+        return self._whole(min(tokens, self.settled)) if tokens >= max(self.ends, default=0) else 0
 
     def _whole(self, tokens: int) -> int:
         """Tokens up to the last block's end, or those that read all keys."""
@@ -426,18 +444,24 @@ class BlockCache:
             self.position = self.settled
             self.discard()
 
-    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
-        """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` tokens at a time.
+    def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
+        """Where the next `length` tokens are cut, of which the last `kept` get logits. most: tokens of a piece.
 
         Tokens without logits (prefill) are read in whole blocks. Behind the last whole block every token chooses alone,
         so that the pieces, and the calls in which a text comes, do not show.
         """
         self._reads_all = max(self._dense_on(device), self._config.covered)
-        before, whole, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
+        before, whole, start, size = self.position, 0, 0, self.block_size
         if kept < length and self.chooses(before + length, device):
             whole = max(0, self._whole(before + length - kept) - before)
-        ends = {*range(step - before % step, whole, step), whole, *range(whole + most, length, most), length}
-        return [Piece(start, stop, stop <= whole) for start, stop in pairwise(sorted({0} | ends))]
+        while start < length:
+            if start < whole:
+                step = max(size, most() // size * size)
+                stop = min(start + step - (before + start) % step, whole)
+            else:
+                stop = min(start + (min(most(), LOGITS) if kept > LOGITS else most()), length)
+            yield Piece(start, stop, stop <= whole)
+            start = stop
 
     def discard(self) -> None:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""
@@ -484,18 +508,20 @@ class BlockCache:
             for number, state in self.layers.items():
                 for name, x in (("keys", state.keys), ("values", state.values)):
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
-            places = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places: dict[str, Any] = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places |= {"ends": self.ends} if self.ends else {}
+            content = {"format": FORMAT, **self._identity(), **self._read_with(self.layers), **places}
             with name_in_errors(folder):
                 save_file(tensors, temporary / TENSORS)
-            write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), **places})
+            write_json(temporary / CONTENT, content)
             for name, content in (others or {}).items():
                 write_atomic(temporary / name, content)
 
     def load(self, folder: Path | str, device: Place = "cpu") -> None:
         """Replace the content by that of a saved memory. device: of the model, or of each layer by its number.
 
-        Raises UserError for a file that is missing or altered, and for a memory of another model or with landmarks;
-        then the content stays as it was.
+        Raises UserError for a file that is missing or altered, and for a memory of another model, with landmarks, or
+        read with other settings; then the content stays as it was.
         """
         folder = Path(folder)
         content = read_content(folder, {"position": int, "landmarks": str})
@@ -520,12 +546,36 @@ class BlockCache:
             raise UserError(f"{folder / CONTENT}: position={position} is not that of the tensors: {REMEDY}")
         if not isinstance(settled, int) or not 0 <= settled <= position:
             raise UserError(f"{folder / CONTENT}: settled={settled} must be from 0 to position={position}: {REMEDY}")
+        ends = content.get("ends", [])
+        bounds = [0, *ends, position + 1] if isinstance(ends, list) else []
+        if not bounds or any(type(b) is not int or a >= b for a, b in pairwise(bounds)):
+            raise UserError(f"{folder / CONTENT}: ends={ends} must rise from 1 to position={position}: {REMEDY}")
+        self._check_read(folder, content, layers)
         self.reset()
-        self.position, self.settled, self.layers = position, settled, layers
+        self.position, self.settled, self.layers, self.ends = position, settled, layers, tuple(ends)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal in a memory that loads this one."""
         return {"landmarks": "none", "model": None if self.model is None else self.model()}
+
+    def _read_with(self, layers: Mapping[int, "_Layer"]) -> dict[str, Any]:
+        """How a text with these layers is read, by the names of settings; of dense the number that null stands for."""
+        device = next((layer.device for layer in layers.values()), torch.device("cpu"))
+        read = {SIZE: self.block_size, K: self.k, "retrieval.first": self.first, "memory.window": self.window}
+        return read | {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+
+    def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
+        """Raise UserError where a saved text was read in another way than it would be here."""
+        own = self._read_with(layers)
+        saved = own | {key: content[key] for key in own if key in content}
+        if any(type(saved[key]) is not type(own[key]) for key in own):
+            raise UserError(f"{folder / CONTENT} is damaged: {REMEDY}")
+        whole = [
+            max(read["memory.dense"], AttentionConfig(read[SIZE], read["memory.window"], read[K]).covered)
+            for read in (own, saved)
+        ]
+        is_same = content["position"] <= min(whole)  # all queries have read all keys
+        check_read(folder, content, {SIZE: own[SIZE]} if is_same else own)
 
     def _rounded(self, tokens: int) -> int:
         """Tokens up to the end of the last group."""
@@ -573,6 +623,11 @@ class _Layer:
         self.rotated = self.summaries  # as `rotated_summaries` returns them, of the first blocks
         self._num_rotated = 0
         self.written = 0
+
+    @property
+    def device(self) -> torch.device:
+        """That of the model, where the tier may be elsewhere."""
+        return self._like.device
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros on the tier; also under `torch.inference_mode` they can be written to later."""

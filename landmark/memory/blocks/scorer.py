@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import load_extension
-from landmark.utils.trust import name_modules
+from landmark.utils.trust import load_from_module, name_modules
 
 Rotation = Callable[[Tensor, Tensor], Tensor]
 """Turns keys (…, n, r, d) of n blocks as if these stood by distances (…, n) positions later in the text."""
@@ -86,7 +85,7 @@ def scorer_of(said: str | Mapping[str, Any] | BlockScorer) -> BlockScorer:
     name = given.pop("name", None)
     if not isinstance(name, str):
         raise UserError(f"{KEY}={said}: must be a name, or {{name: NAME, SETTING: VALUE}}")
-    kind = load_extension(WHERE, name, "Scorer", key=KEY)
+    kind = load_from_module(WHERE, name, "Scorer", key=KEY)
     if unknown := sorted(given.keys() - {item.name for item in fields(kind)}):
         known = ", ".join(item.name for item in fields(kind)) or "none"
         raise UserError(f"{KEY}={said}: {name} has no setting {', '.join(unknown)}; it has {known}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -153,26 +153,19 @@ class LandmarkCache(Cache):
         """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
         return self.memory.stats
 
-    def pieces(self, length: int, kept: int, most: int) -> list[Piece]:
-        """How the next `length` tokens of the text are read, of which the last `kept` get logits.
-
-        most: tokens at a time.
-        """
+    def pieces(self, length: int, kept: int, most: Callable[[], int]) -> Iterator[Piece]:
+        """Where the memory cuts the next `length` tokens of the text, of which the last `kept` get logits."""
         return self.memory.pieces(length, kept, most, cast(PreTrainedModel, self._model()).device.type)
 
-    def stops(self, length: int, most: int | None = None) -> list[int]:
-        """Places among the next `length` tokens where a caller that wants the last logits may pause; the last one is
-        `length`. Up to each, one call of the model is one pass. most: tokens between them, for a text without landmarks
-        (None: those that the model reads at a time).
-        """
-        unread = self.get_seq_length() - self.memory.tokens_read
-        pieces = self.pieces(unread + length, 1, min(self._local, most or self._local))
-        return [piece.stop - unread for piece in pieces if piece.stop > unread]
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each text ends that was read alone (`joined`), in tokens; (): the text is one."""
+        return getattr(self.memory, "ends", ())
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first token of each text that was read alone (`joined`)."""
-        return getattr(self.memory, "starts", (0,))
+        """The first token of each text that was read alone."""
+        return (0, *self.ends[:-1])
 
     @property
     def settled(self) -> int:
@@ -422,10 +415,16 @@ class LandmarkCache(Cache):
         if len(self.marks) > MARKS:
             at, end = [0, *(mark.tokens for mark in self.marks)], self.memory.tokens_read + 1
             gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
+            if self.ends:  # the first one is behind the texts that were read alone, and cannot be made again
+                gaps[0] = torch.inf
             del self.marks[gaps.index(min(gaps))]
 
     def mark_before(self, tokens: int) -> Mark | None:
-        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none."""
+        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none, as among
+        tokens that are not all of the texts that were read alone.
+        """
+        if tokens < max(self.ends, default=0):
+            return None
         if self.marks is not None and not self.has_others and (at := self.memory.fork_point(tokens)):
             return Mark(at, at, {}, {})
         marks = [mark for mark in self.marks or [] if mark.tokens <= tokens]
@@ -497,8 +496,9 @@ class LandmarkCache(Cache):
         before = [len(text) for text in self.texts(batch)]
         try:
             yield
-        except BaseException:
-            self.torn = [len(text) for text in self.texts(batch)] != before
+        except BaseException as error:
+            is_whole = isinstance(error, GeneratorExit) and not self.groups  # nobody wants the rest
+            self.torn = not is_whole and [len(text) for text in self.texts(batch)] != before
             raise
         self._columns += columns
 

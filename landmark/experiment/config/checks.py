@@ -329,6 +329,8 @@ def _check_evaluation(config: Config) -> None:
     settings, length, span = config.eval, config.eval.length, config.eval.span
     if _reads_spans(config) and settings.tokens is not None and length > span:
         raise UserError(f"eval.length={length} is longer than eval.span={span}: raise eval.span to at least {length}")
+    if config.model.kind == "transformer" and config.memory.window == 0:
+        raise UserError("memory.window=0: must be at least 1, for a query reads its own key")
     if settings.probe is not None and (length < 4 or length % 2):
         raise UserError(
             f"eval.length={length}: must be a multiple of 2, at least 4: eval.task=copy reads its half twice"

@@ -37,6 +37,7 @@ from landmark.utils.setting import check_value
 if TYPE_CHECKING:
     from landmark.experiment.evaluation.generation import GenerationStatistics
     from landmark.reading.sources import Found, Source
+    from landmark.reading.support import Support
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
 HELP = """\
@@ -74,7 +75,7 @@ def generate(command: Command) -> None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     if config.generate.finds:
-        _print_sources(statistics.sources)
+        _print_sources(statistics.sources, statistics.support)
     _print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
 
@@ -172,8 +173,8 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
-def _print_sources(found: "Sequence[Source]") -> None:
-    """On standard error, as the answer alone is on standard output."""
+def _print_sources(found: "Sequence[Source]", support: "Support | None" = None) -> None:
+    """On standard error, as the answer alone is on standard output. support: how far the answer is in them."""
     for number, each in enumerate(found, 1):
         if each.kind == "whole":
             print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
@@ -184,6 +185,8 @@ def _print_sources(found: "Sequence[Source]") -> None:
         print(textwrap.indent(each.text, "    "), file=sys.stderr)
     if not found:
         print("no passage of the text was found", file=sys.stderr)
+    if support is not None:
+        print(f"is the answer there? {support.said} ({support.score:.2f})", file=sys.stderr)
 
 
 def _summary(statistics: "GenerationStatistics") -> str:
@@ -302,6 +305,7 @@ class Conversation:
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
         from landmark.reading.answering import Gone
+        from landmark.reading.support import support
 
         answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
         found, before = None, self._before
@@ -315,6 +319,7 @@ class Conversation:
             return
         ids = [*before, *answering.chats.ids(messages, not before, settings=self._settings.template)]
         answer = answering.new_answer(ids, True, self._stop)
+        answer.nats = [] if found is not None else None
         with _interruptible() as gone, answering.prefixes.using(ids) as cache:
             self._cache = cache if before is self._before else self._cache
             try:
@@ -326,7 +331,10 @@ class Conversation:
         print()
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         if found is not None:
-            _print_sources(found.sources)
+            alone, measured = answering.chats.ids(messages, settings=self._settings.template), None
+            with _interruptible() as gone, suppress(Gone):
+                measured = support(answering, found, alone, answer, gone)
+            _print_sources(found.sources, measured)
         elif self._settings.sources:
             self.print_sources(self._settings.sources)
 

@@ -124,7 +124,7 @@ class Answering:
         """Read the rest of a prompt, and give its answer piece by piece. cache: has read a beginning; it reads all but
         the answer's last token. answer: is filled. most: tokens, at least one. progress: of the prompt. Raises Gone.
         """
-        for (token,) in self.steps([ids], cache, sampling, most, gone, progress):
+        for (token,) in self.steps([ids], cache, sampling, most, gone, progress, answer.nats):
             yield answer.add(token, is_last=len(answer.tokens) + 1 >= most)
             if answer.finish is not None:
                 return
@@ -138,13 +138,41 @@ class Answering:
         most: int,
         gone: threading.Event | None = None,
         progress: Progress | None = None,
+        nats: list[float] | None = None,
     ) -> Iterator[list[int | None]]:
-        """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended."""
+        """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended.
+        nats: as of `Answer`.
+        """
         rest = torch.tensor([list(ids[cache.get_seq_length() :]) for ids in texts])
         logits = self.read(rest, cache, gone, progress)
-        choose = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
+        choose: list[Callable[[Tensor], int]] = [
+            Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)
+        ]
+        if nats is not None:
+            choose = [partial(_weighed, each, nats) for each in choose]
         return follow(logits, lambda tokens: self.read(tokens, cache, gone), choose, most, self.ends)
+
+    def nats_of(self, ids: Sequence[int], tokens: Sequence[int], gone: threading.Event | None = None) -> list[float]:
+        """The log of the probability of each token behind a short text, of which nothing was read. Raises Gone."""
+        cache = self.prefixes.model.new_memory(**self.prefixes.settings)
+        self.read(torch.tensor([list(ids[:-1])]), cache, gone)
+        with self._turn(), torch.inference_mode():
+            rest = torch.tensor([[ids[-1], *tokens[:-1]]], device=self.model.device)
+            logits = self.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=len(tokens)).logits[0]
+            return (
+                logits.float()
+                .log_softmax(-1)
+                .gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
+                .tolist()
+            )
 
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
         return tokens * numbers_per_token(self.model) * self.model.dtype.itemsize
+
+
+def _weighed(choose: Callable[[Tensor], int], nats: list[float], logits: Tensor) -> int:
+    """A token, and the logarithm of its probability, before temperature and penalties."""
+    token = choose(logits)
+    nats.append(float(logits.float().log_softmax(-1)[token]))
+    return token

@@ -20,6 +20,7 @@ from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.reading.sources import Found, Source
+    from landmark.reading.support import Support
 
 Progress = Callable[[int, int], None]
 
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 @dataclass
 class GenerationStatistics:
     """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end.
-    sources: the passages behind the answer.
+    sources: the passages behind the answer. support: how far it is in them, if it was made from them alone.
     """
 
     tokens_read: int = 0
@@ -36,6 +37,7 @@ class GenerationStatistics:
     seconds_generating: float = 0.0
     memory: dict[str, Any] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
+    support: Support | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def count_token(self) -> None:
@@ -78,6 +80,8 @@ def generate_text(
             if len(answer.tokens) > statistics.tokens_generated:
                 statistics.count_token()
             yield delta.reasoning, delta.text
+        if config.generate.from_sources:
+            statistics.support = _pretrained(reader).support(answer)
     elif parts:
         reader.read(ids)
     if not statistics.tokens_generated:
@@ -184,7 +188,9 @@ class _Pretrained:
         chats = self._answering.chats
         given = self._config.generate
         is_chat = self._config.prompt is not None and given.template is not None and bool(chats.template)
-        return self._answering.new_answer(ids, is_chat, given.stop)
+        answer = self._answering.new_answer(ids, is_chat, given.stop)
+        answer.nats = [] if given.from_sources else None
+        return answer
 
     def answer(self, ids: list[int], answer: Answer) -> Iterator[Delta]:
         """As of `_Own`."""
@@ -206,10 +212,16 @@ class _Pretrained:
         """The passages for the answer to these ids. It is made from them alone, if there are some: another memory will
         read them in place of the text.
         """
-        found = self.find(ids, alone=True)
+        self._found = found = self.find(ids, alone=True)
         if found.text:
             self._memory, self._read = self._memory.empty(), self._answering.chats.text_ids(found.text)
         return found.sources
+
+    def support(self, answer: Answer) -> Support | None:
+        """How far an answer is in the passages that it was made from."""
+        from landmark.reading.support import support
+
+        return support(self._answering, self._found, self._prompt_ids(str(self._config.prompt), begins=True), answer)
 
 
 def sampling_of(config: Config, model: Any = None) -> Sampling:

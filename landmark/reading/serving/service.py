@@ -23,6 +23,7 @@ from landmark.reading.serving.memories import Memories, Missing, ServerSettings
 from landmark.reading.serving.requests import Asked, Chat, Completion
 from landmark.reading.serving.responses import Response
 from landmark.reading.sources import NULL, Found, check_sources, find
+from landmark.reading.support import support
 from landmark.utils.errors import UserError
 
 LOG = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Service:
         ids = [*document, *prompt]
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
+        answer.nats = [] if asked.from_sources else None
         found = list[dict[str, Any]]() if asked.finds else None
         read, null = list[tuple[int, Document]](), list[int]()
         if asked.finds:
@@ -134,12 +136,15 @@ class Service:
                 about = ([*self.answering.chats.text_ids(passages.text), *prompt], client)
             with prefixes.using(*about) as cache:
                 yield from answered(about[0], cache)
+            measured = support(self.answering, passages, self._prompt(asked, begins=True), answer, progress.gone)
+            response.support = None if measured is None else measured._asdict()
 
         id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(names) > 1 else {}
         head |= self.warnings(client, *names)
-        return Response(deltas(), answer, counts, head, is_chat, found)
+        response = Response(deltas(), answer, counts, head, is_chat, found)
+        return response
 
     def _join(self, cache: LandmarkCache, client: str, names: list[str], ids: list[int]) -> None:
         """Let an empty memory have read documents, each alone. Raises UserError where they have not these ids any more,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from landmark.experiment.evaluation.generation import GenerationStatistics
     from landmark.reading.session import Session
     from landmark.reading.sources import Source
+    from landmark.reading.support import Support
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
 HELP = """\
@@ -46,10 +47,10 @@ def generate(command: Command) -> None:
     from landmark.experiment.evaluation.generation import GenerationStatistics, generate_text
 
     model, tokenizer = load_trained(config, folder, inputs)
-    statistics, found = GenerationStatistics(), list["Source"]()
+    statistics = GenerationStatistics()
     with progress_bar("reading") as progress:
         if hasattr(model, "bare"):
-            pieces = _answered(opened(model, tokenizer, config), config, statistics, found, progress)
+            pieces = _answered(opened(model, tokenizer, config), config, statistics, progress)
         else:
             pieces = (("", text) for text in generate_text(model, tokenizer, config, statistics, progress))
         first = next(pieces, ("", ""))
@@ -67,7 +68,7 @@ def generate(command: Command) -> None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     if config.generate.finds:
-        _print_sources(found)
+        _print_sources(statistics.sources, statistics.support)
     _print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
 
@@ -91,14 +92,14 @@ def _answered(
     session: "Session",
     config: Config,
     statistics: "GenerationStatistics",
-    found: "list[Source]",
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[str, str]]:
-    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text. found: gets the passages."""
+    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text."""
     from landmark.experiment.evaluation.generation import sampling_of
     from landmark.reading.answer import Delta
     from landmark.reading.answering import Progress, finished
     from landmark.reading.session import Passages, Prompt
+    from landmark.reading.support import Support
 
     given, document, before = config.generate, config.prompt_file, len(session.ids)
     is_asked, template = config.prompt is not None, given.template if session.chats.template else None
@@ -119,7 +120,9 @@ def _answered(
             if isinstance(event, Progress):
                 progress(*event)
             elif isinstance(event, Passages):
-                found += event.found
+                statistics.sources = event.found
+            elif isinstance(event, Support):
+                statistics.support = event
             elif isinstance(event, Delta):
                 statistics.count(len(answer.tokens))
                 yield event.reasoning, event.text
@@ -222,8 +225,8 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
-def _print_sources(found: "Sequence[Source]") -> None:
-    """On standard error, as the answer alone is on standard output."""
+def _print_sources(found: "Sequence[Source]", support: "Support | None" = None) -> None:
+    """On standard error, as the answer alone is on standard output. support: how far the answer is in them."""
     for number, each in enumerate(found, 1):
         if each.kind == "whole":
             print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
@@ -234,6 +237,8 @@ def _print_sources(found: "Sequence[Source]") -> None:
         print(textwrap.indent(each.text, "    "), file=sys.stderr)
     if not found:
         print("no passage of the text was found", file=sys.stderr)
+    if support is not None:
+        print(f"is the answer there? {support.said} ({support.score:.2f})", file=sys.stderr)
 
 
 def _summary(statistics: "GenerationStatistics") -> str:
@@ -324,8 +329,9 @@ class Conversation:
         from landmark.reading.answer import Delta
         from landmark.reading.answering import Gone
         from landmark.reading.session import Began, Passages, Prompt
+        from landmark.reading.support import Support
 
-        session, given, found = self.session, self._settings, None
+        session, given, found, measured = self.session, self._settings, None, None
         asked = [*session.messages, {"role": "user", "content": question}]
         prompt = Prompt(asked, settings=given.template)
         answer, begun = session.new_answer(prompt, self._stop), False
@@ -341,6 +347,8 @@ class Conversation:
                             print()
                     elif isinstance(event, Passages):
                         found = event.found
+                    elif isinstance(event, Support):
+                        measured = event
                     elif isinstance(event, Began):
                         begun = True
             except Gone:
@@ -350,7 +358,7 @@ class Conversation:
                 print()
         session.messages = [*asked, {"role": "assistant", "content": answer.text}]
         if found is not None:
-            _print_sources(found)
+            _print_sources(found, measured)
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""

@@ -150,7 +150,7 @@ class Answering:
         """Read the rest of a prompt, and give its answer piece by piece. cache: has read a beginning; it reads all but
         the answer's last token. answer: is filled. most: tokens, at least one. Raises Gone.
         """
-        for step in self.steps([ids], cache, sampling, most, gone):
+        for step in self.steps([ids], cache, sampling, most, gone, answer.nats):
             if isinstance(step, Progress):
                 yield step
                 continue
@@ -166,11 +166,18 @@ class Answering:
         sampling: Sampling,
         most: int,
         gone: threading.Event | None = None,
+        nats: list[float] | None = None,
     ) -> Iterator[Progress | list[int | None]]:
-        """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended."""
+        """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended.
+        nats: as of `Answer`.
+        """
         rest = torch.tensor([list(ids[cache.get_seq_length() :]) for ids in texts])
         logits = yield from self.read(rest, cache, gone)
-        choose = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
+        choose: list[Callable[[Tensor], int]] = [
+            Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)
+        ]
+        if nats is not None:
+            choose = [partial(_weighed, each, nats) for each in choose]
         yield from follow(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
 
     def _read_token(self, tokens: Tensor, cache: Any, gone: threading.Event | None) -> Tensor:
@@ -178,6 +185,17 @@ class Answering:
         with self._turn(gone):
             logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+
+    def nats_of(self, ids: Sequence[int], tokens: Sequence[int], gone: threading.Event | None = None) -> list[float]:
+        """The log of the probability of each token behind a short text, of which nothing was read. Raises Gone."""
+        cache, found = self.new_memory(), list[Tensor]()
+        rest = torch.tensor([[*ids, *tokens[:-1]]], device=self.model.device)
+        steps = read_text(self.model, rest, cache, kept=len(tokens), most=self._most)
+        while len(found) < len(tokens):
+            with self._turn(gone):
+                _, logits = next(steps)
+                found += [] if logits is None else logits[0].float().log_softmax(-1)
+        return [float(nats[token]) for nats, token in zip(found, tokens, strict=True)]
 
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
@@ -193,3 +211,10 @@ def finished(reading: Generator[Progress, None, T], progress: Callable[[int, int
             return end.value
         if progress is not None:
             progress(read, tokens)
+
+
+def _weighed(choose: Callable[[Tensor], int], nats: list[float], logits: Tensor) -> int:
+    """A token, and the logarithm of its probability, before temperature and penalties."""
+    token = choose(logits)
+    nats.append(float(logits.float().log_softmax(-1)[token]))
+    return token

@@ -26,6 +26,7 @@ from landmark.reading.answer import Answer, Delta
 from landmark.reading.answering import Answering, Progress, finished
 from landmark.reading.chats import Chats, Messages
 from landmark.reading.sources import NULL, Found, Source, check_sources, find
+from landmark.reading.support import Support, support
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
@@ -87,7 +88,7 @@ class Passages(NamedTuple):
     found: list[Source]
 
 
-Event = Progress | Began | Delta | Passages
+Event = Progress | Began | Delta | Passages | Support
 
 
 @dataclass
@@ -202,6 +203,7 @@ class Session:
         1. With `from_passages` the passages are found first, and take the place of the texts.
         2. The memory that has read the longest beginning reads the rest, and the answer is generated.
         3. Otherwise `passages` are found by the memory that has answered.
+        4. Of an answer from passages, `support` says how far it is in them.
 
         Args:
             sampling: how tokens are chosen (None: the most probable one).
@@ -218,7 +220,8 @@ class Session:
         own = prompt.ids(self.answering, begins=not self.ids)
         ids = [*self.ids, *own]
         answer = self.new_answer(prompt, stop) if answer is None else answer
-        in_text = True
+        answer.nats = [] if from_passages else None
+        found, in_text = Found([]), True
         if from_passages and self.ids:
             with self._using(ids) as self._cache:
                 yield from self._rest(self.ids, gone)
@@ -232,6 +235,9 @@ class Session:
             yield from self.answering.answer(ids, cache, answer, sampling or Sampling(), tokens, gone)
             if passages and not from_passages:
                 yield Passages(self._find(prompt, own, passages, False, gone).sources)
+        alone = prompt.ids(self.answering, begins=True)
+        if (measured := support(self.answering, found, alone, answer, gone)) is not None:
+            yield measured
         return answer
 
     def new_answer(self, prompt: Prompt, stop: Sequence[str] = ()) -> Answer:

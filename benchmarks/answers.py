@@ -30,7 +30,7 @@ from landmark.documents import Document
 from landmark.experiment.evaluation.rows import score_interval
 from landmark.models.huggingface import load
 from landmark.models.sampling import Sampling
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.reading.sources import NULL, find, words
 from landmark.utils.files import write_atomic
 
@@ -83,7 +83,7 @@ class Asked:
             self._known = known = self.answering.model.new_memory(**settings)
             self._settings, known.marks = settings, []
         if rest := read[known.get_seq_length() :]:
-            self.answering.read(torch.tensor([rest]), known)
+            finished(self.answering.read(torch.tensor([rest]), known))
         return known.fork(known.mark_before(len(read)))
 
     def answer(self, way: str, item: str) -> str:
@@ -92,7 +92,7 @@ class Asked:
         cache: Any = self.memory(way, read) if read else self.answering.model.new_memory(**WAYS[way])
         if item.startswith("cloze"):
             ids = [*read, *self.chats.text_ids(f"\n\n{self.items[item]}", begins=not read)]
-            logits = self.answering.read(torch.tensor([ids[cache.get_seq_length() :]]), cache)[0]
+            logits = finished(self.answering.read(torch.tensor([ids[cache.get_seq_length() :]]), cache))[0]
             return max(self.names, key=lambda name: logits[self.names[name]].item())
         return self.said(read, item, cache)
 
@@ -183,7 +183,7 @@ def share(right: Any) -> str:
     """Of so many, and in percent."""
     if not len(right):
         return ""
-    low, high = score_interval([float(each) for each in right])
+    low, high = score_interval([[float(each) for each in right]])
     return f"{right.sum()} of {len(right)}: {100 * right.mean():.0f} ({100 * low:.0f} to {100 * high:.0f}) %"
 
 

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -42,10 +41,9 @@ def of_blocks(path: str, longest: int) -> tuple[Read, Callable[[], None]]:
 
     @torch.inference_mode()
     def read(ids: Sequence[int]) -> None:
-        cache, given = kept["cache"], torch.tensor([list(ids)])
-        for start, stop in pairwise([0, *cache.stops(len(ids))]):
-            goes_on = stop < len(ids)
-            model(given[:, start:stop], past_key_values=cache, logits_to_keep=1, prefill=goes_on).logits.argmax()
+        for _, logits in model.read_text(torch.tensor([list(ids)]), kept["cache"]):
+            if logits is not None:
+                logits.argmax()
 
     begin()
     return read, begin

@@ -32,6 +32,7 @@ from benchmarks.wrapped import RESULTS, bytes_kept, bytes_of
 from landmark.experiment.data.stdlib import StandardLibrary
 from landmark.models.huggingface import wrap
 from landmark.models.huggingface.folders import folder_of
+from landmark.models.huggingface.reading import read_text
 from landmark.models.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
@@ -126,10 +127,8 @@ def reader(model: Any, ids: Tensor, caches: dict[str, Any], name: str) -> Callab
         caches[name] = past
         if name == BLOCKS:
             past.expect(ids.shape[1])
-        for start in range(0, ids.shape[1], LOCAL):
-            goes_on = {"prefill": start + LOCAL < ids.shape[1]} if name == BLOCKS else {}  # as a long prompt is read
-            part = ids[:, start : start + LOCAL]
-            model(part, past_key_values=past, use_cache=True, logits_to_keep=1, **goes_on)
+        for _ in read_text(model, ids, past, most=lambda: LOCAL):
+            pass
         wait(ids)
 
     return read

@@ -32,7 +32,7 @@ from landmark.experiment.data.tokenizers import PretrainedTokenizer, Tokenizer
 from landmark.memory.blocks.shares import Watched
 from landmark.models.huggingface import load
 from landmark.models.sampling import Sampling
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.reading.sources import NULL, combined, differing, passages, text_of, words
 from landmark.utils.files import write_atomic
 from landmark.utils.source_tree import ROOT
@@ -86,7 +86,7 @@ class Book:
             for tokens in asking:
                 watched.append(Watched(cast(Any, begun.memory), blocks, tokens))
                 begun.memory = watched[-1]
-            self._answering.read(torch.tensor([whole[begun.get_seq_length() :]]), begun)
+            finished(self._answering.read(torch.tensor([whole[begun.get_seq_length() :]]), begun))
             shares = np.stack([each.shares().numpy() for each in watched]).astype(np.float16)
             partial = file.with_suffix(".part.npz")
             np.savez_compressed(partial, shares=shares, answer=answer.text)
@@ -97,7 +97,7 @@ class Book:
         """The folder of the memory that has read it."""
         if not (saved := self._folder / "memory").is_dir():
             cache = self._answering.model.new_memory()
-            self._answering.read(torch.tensor([self.ids]), cache)
+            finished(self._answering.read(torch.tensor([self.ids]), cache))
             cache.save(saved)
         return saved
 
@@ -106,7 +106,7 @@ class Book:
             self._cache = cache = self._answering.model.new_memory()
             cache.load([book.saved() for book in self.books][: len(self.starts)])
             if rest := self.ids[cache.get_seq_length() :]:
-                self._answering.read(torch.tensor([rest]), cache)
+                finished(self._answering.read(torch.tensor([rest]), cache))
             cache.marks = []
             cache.settle()
             cache.add_mark()

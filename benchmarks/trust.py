@@ -21,7 +21,7 @@ from benchmarks.sources import QUESTIONS, Book
 from landmark.documents import Document
 from landmark.models.huggingface import load
 from landmark.models.sampling import Sampling
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.reading.sources import NULL, find, scores_of
 
 ANSWER, MOST = 32, 3  # tokens of an answer, and passages
@@ -61,7 +61,7 @@ class Asked:
             if self._folder.is_dir():
                 cache.load(self._folder)
             else:
-                self.answering.read(torch.tensor([self.ids]), cache)
+                finished(self.answering.read(torch.tensor([self.ids]), cache))
                 cache.save(self._folder)
             cache.marks = []
             cache.settle()

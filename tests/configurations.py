@@ -14,6 +14,7 @@ from landmark.experiment.config import Config, register
 from landmark.experiment.config.checks import resolve
 from landmark.experiment.runs.identity import digest, row_settings
 from landmark.models.config import DecoderConfig
+from landmark.utils.files import sealed
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = [  # a model, its training and what stands around them
@@ -39,26 +40,21 @@ def _composed(overrides: tuple[str, ...]) -> bytes:
 _register = functools.cache(register)
 
 
-def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) -> dict[str, Any]:
+def row_record(config: Config, row: str, perplexity: float) -> dict[str, Any]:
     """A row's record as an evaluation would leave it, on 24 stretches of text."""
     settings = row_settings(resolve(config), f"run-{config.model.kind}-{config.seed}", "stream")
     noise = random.Random(f"{row}{config.seed}")
     nll = math.log(perplexity)
     labels = {"size": config.size, "data": config.data.name, "tokenizer": config.tokenizer.name, "seed": config.seed}
     labels |= {"block_size": config.model.block_size, "row": row, "run": "outputs/runs/made-up"}
-    results = {"tokens": 24 * 4096, "nll": nll, "perplexity": perplexity, "perplexity_se": error}
+    results = {"tokens": 24 * 4096, "nll": nll, "perplexity": perplexity}
     results |= {"bits_per_byte": nll / math.log(2) / 4.2, "word_perplexity": perplexity**1.4, "keys_attended": 300.0}
     results |= {"tokens_per_second": 12345.6, "seconds": 8.0, "peak_memory_bytes": 10**9}
     results["segments"] = [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)]
     provenance = {"commit": "0123456789abcdef", "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None}}
     provenance |= {"hardware": {"cpu": "an abacus", "cores": 2}, "command": "python run.py +experiment=made_up"}
-    return {
-        "id": digest(settings),
-        "settings": settings,
-        "labels": labels,
-        "results": results,
-        "provenance": provenance,
-    }
+    parts = {"settings": settings, "labels": labels, "results": results, "provenance": provenance}
+    return sealed({"id": digest(settings), **parts})
 
 
 def decoder_config(kind, vocab_size, num_layers, num_heads, head_dim, mlp_dim, **flat) -> DecoderConfig:

@@ -1,5 +1,5 @@
 """The files and commands of README.md and of the pages below docs/, in a copy of the program with a model that is too
-small to learn anything; the API page against the API; the drawing of the folders against their imports."""
+small to learn anything; the API page against the API."""
 
 import importlib
 import inspect
@@ -18,13 +18,11 @@ import pytest
 from landmark.experiment.config import to_config
 from landmark.experiment.config.rows import named
 from tests.configurations import CONF, compose_conf
-from tests.test_layers import ALLOWED
 
 pytestmark = pytest.mark.timeout(900)  # all commands together
 
 ROOT = Path(__file__).parents[1]
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page != API]
 SMALL = [
     *("size=nano", "tokenizer=bytes", "trainer=cpu", "logger=csv", "train.precision=32-true"),
@@ -153,23 +151,6 @@ def test_the_added_model_is_another_one_and_the_added_table_compares_its_rows(re
     assert drawn.count("block25_") >= 2
 
 
-def test_every_experiment_and_every_page_stand_in_the_readme():
-    text = README.read_text(encoding="utf-8")
-    shown = set(re.findall(r"\[`\+experiment=(\w+)`\]\(\w+/\1/README\.md\)", text))
-    assert shown == {file.stem for file in (CONF / "experiment").glob("*.yaml")} - {"quickstart"}
-    assert all(f"(docs/{page.name})" in text for page in {*PAGES, API} - {API.with_name("index.md")})
-
-
-def test_the_drawing_of_folders_has_each_above_those_that_it_imports():
-    drawing = re.search(r"```\n( run\.py .*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
-    lines = drawing[1].splitlines()
-    line_of = {name: at for at, line in enumerate(lines) for name in re.findall(r"(\w+)(?:/|\.py)", line)}
-    folders = {name: below for name, below in ALLOWED.items() if name != "__init__"}
-    assert set(folders) == set(line_of) - {"run", "fused"}
-    for name, below in folders.items():
-        assert all(line_of[name] < line_of[other] for other in below), name
-
-
 MODULES = ("attention", "memory", "models", "data", "huggingface", "training", "evaluation.rows")
 
 
@@ -187,7 +168,6 @@ def test_api_page_has_every_public_name_as_it_is_called(module):
 
 def test_names_with_their_module_are_as_the_api_page_calls_them():
     spans = re.findall(r"`landmark\.([a-z_.]+)\.(\w+)(\([^`]*)?`", API.read_text(encoding="utf-8"))
-    assert len(spans) == 15
     for module, name, signature in spans:
         value = getattr(importlib.import_module(f"landmark.{module}"), name)
         assert not signature or signature == call(value), name

@@ -86,8 +86,11 @@ def of_transformers(experiment, output):
     if experiment == "table1_pretrained":
         return [*given, *TEXT, "train.length=100"]
     amount = {"pretrained_passkey": ["eval.generated=1"], "pretrained_tuned": TEXT[:2]}.get(experiment, TEXT)
-    given = [*given, *amount, "eval.prompts=1"]
-    return _free(given, to_config(compose_few(given)))
+    given = _free([*given, *amount, "eval.prompts=1"], to_config(compose_few([*given, *amount])))
+    if experiment == "pretrained_taught" and not (output / "landmarks.safetensors").exists():
+        taught = [*given, "task=teach", "row=gates_512", "teach.steps=2", "teach.length=128"]
+        app.run(to_config(compose_few(taught)), taught, compose_few)
+    return given
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

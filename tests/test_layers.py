@@ -40,7 +40,6 @@ ALLOWED = {
         *("experiment.training", "experiment.evaluation", "experiment.tracking"),
     },
     "experiment.results": {"experiment.config"},
-    "extensions": {"attention", "memory", "models", "experiment.config", "experiment.data", "experiment.evaluation"},
     "cli": {
         *("documents", "models", "models.huggingface", "reading", "experiment.config", "experiment.data"),
         *("experiment.evaluation", "experiment.inspector", "experiment.results", "experiment.runs"),
@@ -49,7 +48,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": {"attention", "memory", "experiment.runs"},
 }
-FLOORS = ("utils", "attention", "memory", "documents", "models", "reading", "experiment", "extensions", "cli")
+FLOORS = ("utils", "attention", "memory", "documents", "models", "reading", "experiment", "cli")
 
 
 @functools.cache
@@ -89,9 +88,9 @@ def test_a_room_imports_only_what_it_may(room):
 
 
 def test_floors_lie_on_each_other_and_every_import_is_written_as_one():
-    """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
+    """`import_module` would be an arrow that no test sees: only `utils.trust` and lazy exports may use it."""
     lazy = {f"{folder}__init__.py" for folder in ("", "experiment/evaluation/", "memory/", "models/")}
-    allowed = {"utils/extensions.py", "utils/old_names.py", "memory/landmarks/select/faiss.py", *lazy}
+    allowed = {"utils/trust.py", "utils/old_names.py", "memory/landmarks/select/faiss.py", *lazy}
     for path in PACKAGE.rglob("*.py"):
         assert not {name.split(".")[0] for name in imported(path)} & {"experiments", "benchmarks", "tests", "run"}, path
         if "import_module" in path.read_text(encoding="utf-8"):
@@ -139,3 +138,17 @@ def test_the_program_starts_without_torch_and_attention_and_models_load_nothing_
     assert "torch" in attention
     assert not attention & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}
     assert not models & {"hydra", "omegaconf"}
+
+
+def test_a_command_that_asks_a_book_loads_nothing_of_the_experiments(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.models.huggingface.conftest import make_model, make_tokenizer
+
+    make_model("llama").save_pretrained(tmp_path), make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "book.txt").write_text("A heron stands in the water and waits. " * 30)
+    words = ["task=generate", "model=pretrained", f"model.name={tmp_path}", f"prompt_file={tmp_path}/book.txt"]
+    words += ["prompt=What waits?", "generate.tokens=2", "trainer=cpu", f"output={tmp_path}"]
+    code = f"sys.argv[1:] = {words}; from landmark.cli.main import main; main()"
+    asked = loaded(code)[-1]
+    assert {"torch", "transformers"} <= asked
+    assert not asked & {"lightning", "wandb", "datasets", "altair", "pandas", "tiktoken"}

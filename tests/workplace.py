@@ -64,14 +64,18 @@ class Workplace:
         self.evaluated.append(name)
         far = config.eval.length / 1e5 + config.retrieval.k / 1e3
         nll = 1.0 + (config.model.kind == "transformer") - far
-        spans = [[4096 * i, 4096, 4096 * nll + i + far] for i in range(2)]
-        results = {"tokens": 8192, "nll": nll, "perplexity": math.exp(nll), "perplexity_se": 0.01, "bits_per_byte": nll}
+        spans = [[4096 * i, 1024, 1024 * nll + (i + far) / 4] for i in range(8)]
+        results = {"tokens": 8192, "nll": nll, "perplexity": math.exp(nll), "bits_per_byte": nll}
         results["keys_attended"] = 100.0 * config.retrieval.k + (config.eval.local or 0)
         results |= {"tokens_per_second": 8192.0, "seconds": 1.0, "segments": spans, "position_nll": []}
         if config.eval.probe == "copy":
             del results["bits_per_byte"]
-            copies = {"first_copy": nll, "first_copy_se": 0.01, "second_copy": 0.1, "second_copy_se": 0.01}
-            results |= copies | {"perplexity": math.exp(0.1), "prompts": 2, "segments": [[0, 8, 0.8], [8, 8, 0.8]]}
+            copies = {"first_copy": nll, "second_copy": 0.1, "first_segments": spans}
+            results |= copies | {
+                "perplexity": math.exp(0.1),
+                "prompts": 2,
+                "segments": [[4096 * i, 8, 0.8] for i in range(8)],
+            }
         return results
 
     def edit(self, path, **parts):

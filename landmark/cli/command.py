@@ -10,7 +10,7 @@ from landmark.experiment.config.checks import check_task
 from landmark.experiment.config.command_line import override_key, started, suggested_command
 from landmark.experiment.config.rows import Compose, Row, compose_job, named, parse, select
 from landmark.experiment.config.schema import TASKS
-from landmark.experiment.results.columns import COLUMNS, Source, TableRow
+from landmark.experiment.results.columns import COLUMNS, Source, TableRow, text_of
 from landmark.experiment.results.tables import check_figure
 from landmark.experiment.runs.jobs import Job, Run, check, with_settings_of_run
 from landmark.experiment.runs.records import Record
@@ -84,12 +84,18 @@ class Command:
         return suggested_command(*more, multirun=multirun or (is_sweep and is_free))
 
     def prepare(self) -> None:
-        """Tokenise the corpora of the rows, and print the folder and sizes of each."""
+        """Tokenise the corpora of the rows, and print the folder and sizes of each. Of one that was prepared before the
+        texts are compared.
+        """
         seen = set()
         for config in (config for row in self.rows for config in row.configs):
-            corpus = self.runner.inputs.corpus(config)
+            inputs = self.runner.inputs
+            was_prepared = inputs.prepared_corpus(config) is not None
+            corpus = inputs.corpus(config)
             if corpus.folder not in seen:
                 seen.add(corpus.folder)
+                if was_prepared and inputs.has_same_texts(config):
+                    print(f"{corpus.folder}: its files were read again, and have the same texts")
                 splits = corpus.manifest["splits"].items()
                 sizes = ", ".join(f"{name} {split['tokens']:,} tokens" for name, split in splits)
                 print(f"{corpus.folder}: {sizes or 'nothing to prepare'}")
@@ -154,7 +160,7 @@ class Command:
 
 def summary(record: Record, is_new: bool) -> str:
     """What a row measured, in the words of its table. is_new: whether it was evaluated now."""
-    row = TableRow.of(Source(record["labels"]["row"], [record], {}, "", None))
+    row = TableRow.of(Source(record["labels"]["row"], [record], {}, "", None, text_of([record])))
     said = [f"{COLUMNS[key].title.partition(',')[0]} {row.cell(key)}" for key in _SAID if row.cell(key) != "-"]
     return ", ".join([*said, f"{record['results']['seconds']:.0f} s" if is_new else "from its record"])
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from landmark import __version__
-from landmark.cli import overviews, reading, tables
+from landmark.cli import overviews, reading, tables, teaching
 from landmark.cli.command import Command
 from landmark.cli.composing import Arguments, read_arguments, settings_found, settings_page
 from landmark.cli.sweeps import chosen, sweep
@@ -17,6 +17,7 @@ from landmark.experiment.config.command_line import StartedJob, begin
 from landmark.experiment.config.rows import Compose, compose_job
 from landmark.experiment.runs.processes import joined
 from landmark.experiment.runs.runner import train_here
+from landmark.experiment.tracking.sweep_agent import as_hydra
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 
@@ -24,7 +25,7 @@ TASKS: dict[str, Callable[[Command], object]] = {
     **{"prepare": Command.prepare, "train": Command.train, "evaluate": lambda command: command.evaluate().check()},
     **{"chat": reading.chat, "generate": reading.generate, "inspect": reading.inspect},
     **{"dashboard": overviews.show_dashboard, "plan": overviews.show_plan, "status": overviews.show_status},
-    "table": tables.show_records,
+    **{"table": tables.show_records, "teach": teaching.teach},
 }
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     """The command line `sys.argv`. Exits with a code of `landmark.cli.terminal`."""
     open_streams()
     with reported():
-        start(read_arguments(sys.argv[1:]))
+        start(read_arguments(as_hydra(sys.argv[1:])))
 
 
 def start(arguments: Arguments) -> None:

@@ -1,13 +1,12 @@
 """A trained model reads a text: `generate` goes on from it, `chat` talks of it, `inspect` shows its blocks."""
 
-import json
 import os
 import re
 import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -15,16 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
-from landmark.documents import (
-    Document,
-    beside_memory,
-    document_of,
-    documents_read,
-    joined,
-    read_document,
-    saved_document,
-    saved_lacks,
-)
+from landmark.documents import Document, document_of, joined, read_document, saved_document, saved_lacks
 from landmark.experiment.config import Config
 from landmark.experiment.config.schema import MOST_SOURCES
 from landmark.experiment.runs.jobs import folder_of
@@ -36,7 +26,8 @@ from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
     from landmark.experiment.evaluation.generation import GenerationStatistics
-    from landmark.reading.sources import Found, Source
+    from landmark.reading.session import Session
+    from landmark.reading.sources import Source
     from landmark.reading.support import Support
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
@@ -46,7 +37,6 @@ HELP = """\
 /help       these lines
 Ctrl-C      stops an answer; other lines are asked"""
 SHOWN, LONGEST = 2, 300  # last turns of a chat that goes on, and characters of each message
-CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
 
 
 def generate(command: Command) -> None:
@@ -57,9 +47,12 @@ def generate(command: Command) -> None:
     from landmark.experiment.evaluation.generation import GenerationStatistics, generate_text
 
     model, tokenizer = load_trained(config, folder, inputs)
-    statistics = GenerationStatistics()
+    statistics, found = GenerationStatistics(), list["Source | Support"]()
     with progress_bar("reading") as progress:
-        pieces = generate_text(model, tokenizer, config, statistics, progress)
+        if hasattr(model, "bare"):
+            pieces = _answered(opened(model, tokenizer, config), config, statistics, found, progress)
+        else:
+            pieces = (("", text) for text in generate_text(model, tokenizer, config, statistics, progress))
         first = next(pieces, ("", ""))
     reasons = False
     for reasoning, text in chain([first], pieces):
@@ -75,9 +68,71 @@ def generate(command: Command) -> None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     if config.generate.finds:
-        _print_sources(statistics.sources, statistics.support)
+        _print_sources(found)
     _print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
+
+
+def opened(model: Any, tokenizer: Any, config: Config) -> "Session":
+    """A session with a model of transformers, which has read the memories that `memory.load` names."""
+    from landmark.experiment.config.schema import memory_settings
+    from landmark.reading.answering import Answering
+    from landmark.reading.session import Session
+
+    answering = Answering(model.bare, tokenizer.inner, local=config.eval.local)
+    if model.config.kind == "landmark":
+        answering.prefixes.settings = vars(memory_settings(config))
+    elif config.memory.load is not None or config.memory.save is not None:
+        raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
+    session = Session(answering)
+    return session.load(config.memory.loaded) if config.memory.loaded else session
+
+
+def _answered(
+    session: "Session",
+    config: Config,
+    statistics: "GenerationStatistics",
+    found: "list[Source | Support]",
+    progress: Callable[[int, int], None],
+) -> Iterator[tuple[str, str]]:
+    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text. found: gets the passages, and how
+    far the answer is in them.
+    """
+    from landmark.experiment.evaluation.generation import sampling_of
+    from landmark.reading.answer import Delta
+    from landmark.reading.answering import Progress, finished
+    from landmark.reading.session import Passages, Prompt
+    from landmark.reading.support import Support
+
+    given, document, before = config.generate, config.prompt_file, len(session.ids)
+    is_asked, template = config.prompt is not None, given.template if session.chats.template else None
+    prompt = Prompt(text=config.prompt or "", is_plain=True)
+    if config.prompt is not None and template is not None:
+        prompt = Prompt.question(config.prompt, template)
+    if document is not None and (is_asked or config.memory.save is not None):
+        finished(session.reading(document), progress)
+        if config.memory.save is not None:
+            session.save(config.memory.save)
+    elif document is not None:
+        is_asked, prompt = True, Prompt(text=document.text, is_plain=True)
+    statistics.tokens_read = len(session.ids) - before
+    if is_asked:
+        answer, sampling = session.new_answer(prompt, given.stop), sampling_of(config, session.answering.model)
+        asking = sampling, given.tokens, given.stop, given.sources, given.from_sources, None, answer
+        for event in session.ask(prompt, *asking):
+            if isinstance(event, Progress):
+                progress(*event)
+            elif isinstance(event, Passages):
+                found += event.found
+            elif isinstance(event, Support):
+                found.append(event)
+            elif isinstance(event, Delta):
+                statistics.count(len(answer.tokens))
+                yield event.reasoning, event.text
+        statistics.tokens_read += len(prompt.ids(session.answering, begins=not session.ids))
+    if not statistics.tokens_generated:
+        statistics.count(0)
+    statistics.memory = session.stats
 
 
 def _print_lacks(config: Config) -> None:
@@ -173,9 +228,14 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
-def _print_sources(found: "Sequence[Source]", support: "Support | None" = None) -> None:
-    """On standard error, as the answer alone is on standard output. support: how far the answer is in them."""
+def _print_sources(found: "Sequence[Source | Support]") -> None:
+    """On standard error, as the answer alone is on standard output: passages, and how far the answer is in them."""
+    from landmark.reading.support import Support
+
     for number, each in enumerate(found, 1):
+        if isinstance(each, Support):
+            print(f"is the answer there? {each.said} ({each.score:.2f})", file=sys.stderr)
+            continue
         if each.kind == "whole":
             print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
             continue
@@ -185,8 +245,6 @@ def _print_sources(found: "Sequence[Source]", support: "Support | None" = None) 
         print(textwrap.indent(each.text, "    "), file=sys.stderr)
     if not found:
         print("no passage of the text was found", file=sys.stderr)
-    if support is not None:
-        print(f"is the answer there? {support.said} ({support.score:.2f})", file=sys.stderr)
 
 
 def _summary(statistics: "GenerationStatistics") -> str:
@@ -209,7 +267,10 @@ def chat(command: Command) -> None:
     config = with_dtype(config, folder)
     if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
-    chat = Conversation(*load_trained(config, folder, inputs), config)
+    model, tokenizer = load_trained(config, folder, inputs)
+    if getattr(model, "bare", None) is None or model.config.kind != "landmark":
+        raise UserError("task=chat: is for a model of transformers that reads blocks: model=pretrained model.name=DIR")
+    chat = Conversation(opened(model, tokenizer, config), config)
     chat.print_beginning()
     _print_lacks(config)
     while (question := _asked()) is not None:
@@ -230,153 +291,92 @@ def chat(command: Command) -> None:
                 chat.answer(question.strip())
         except UserError as error:  # the chat goes on, and is saved
             print(error, file=sys.stderr)
-    if config.memory.save is not None:
-        chat.save(config.memory.save)
+    if config.memory.save is not None and chat.session.has_read:
+        chat.session.save(config.memory.save)
+        print(f"saved in {config.memory.save}", file=sys.stderr)
 
 
 class Conversation:
-    """The messages of a chat, and the memories that have read them and the text before them."""
+    """The messages of a chat, and the session that has read them and the text before them."""
 
-    def __init__(self, model: Any, tokenizer: Any, config: Any):
-        from landmark.experiment.config.schema import memory_settings
-        from landmark.experiment.evaluation.generation import prompt_texts, sampling_of
-        from landmark.models.huggingface import LandmarkModel
-        from landmark.reading.answering import Answering
+    def __init__(self, session: "Session", config: Config):
+        from landmark.experiment.evaluation.generation import sampling_of
+        from landmark.reading.answering import finished
 
-        bare = getattr(model, "bare", None)
-        if not isinstance(bare, LandmarkModel):
-            raise UserError(
-                "task=chat: is for a model of transformers that reads blocks: model=pretrained model.name=DIR"
-            )
-        self._answering, self._settings = Answering(bare, tokenizer.inner, local=config.eval.local), config.generate
-        self._answering.prefixes.settings = vars(memory_settings(config))
-        self._sampling = sampling_of(config, bare)
-        ends = () if tokenizer.inner.chat_template else ("\nuser:",)  # else the model asks itself
+        self.session, self._settings = session, config.generate
+        self._sampling = sampling_of(config, session.answering.model)
+        ends = () if session.chats.template else ("\nuser:",)  # else the model asks itself
         self._stop = *self._settings.stop, *ends
-        self._about = config.model.name, config.memory.save
-        self._before: list[int] = []
-        self._messages: list[dict[str, str]] = []
-        self._cache: Any = None
-        self._loaded, self._given, self._starts = config.memory.loaded, config.prompt_file, (0,)
-        if self._loaded:
-            self._load()
-        self._known = len(self._before)
+        self._about = config.model.name, config.memory.save, config.prompt_file, config.memory.loaded
         if config.prompt_file is not None:
-            import torch
-
-            for text in prompt_texts(config):
-                self._before += self._answering.chats.text_ids(text, not self._before)
-            with self._answering.prefixes.using(self._before) as self._cache, progress_bar("reading") as progress:
-                rest = torch.tensor([self._before[self._cache.get_seq_length() :]])
-                self._answering.read(rest, self._cache, progress=progress)
-            self._given = config.prompt_file.as_read(self._answering.chats.decode(self._before[self._known :]))
-        self._places = beside_memory(self._given, next(iter(self._loaded), None))
+            with progress_bar("reading") as progress:
+                finished(session.reading(config.prompt_file), progress)
 
     def print_beginning(self) -> None:
         """Print the model, the text and how to leave, and the last turns of a chat that goes on, on standard error."""
-        (model, saved), chats = self._about, self._answering.chats
-        names = [self._given.name] if self._given is not None else []
-        for folder in reversed(self._loaded):
+        (model, saved, given, loaded), session = self._about, self.session
+        names = [given.name] if given is not None else []
+        for folder in reversed(loaded):
             document = saved_document(folder, "")
             names.insert(0, Path(folder).name if document is None else document.name)
-        text = f"{', '.join(filter(None, names))}, {len(self._before):,} tokens" if self._before else "none"
+        text = f"{', '.join(filter(None, names))}, {len(session.ids):,} tokens" if session.ids else "none"
         print(f"model: {Path(str(model)).name}\ntext: {text}", file=sys.stderr)
         kept = f", and saves it in {saved}" if saved is not None else ""
         print(f"Ask a question. /help lists the commands; /quit or Ctrl-D ends the chat{kept}.", file=sys.stderr)
-        if not chats.template:
+        if not session.chats.template:
             print("The model has no template for chats: it may go on with the text and not answer.", file=sys.stderr)
-        for message in self._messages[-2 * SHOWN :]:
+        for message in session.messages[-2 * SHOWN :]:
             said = " ".join(message["content"].split())
             said = f"{said[: LONGEST - 1]}…" if len(said) > LONGEST else said
             print(f"> {said}" if message["role"] == "user" else said, file=sys.stderr)
 
-    def _load(self) -> None:
-        prefixes, file = self._answering.prefixes, Path(self._loaded[0]) / CHAT
-        self._cache = prefixes.model.new_memory(**prefixes.settings)
-        self._cache.load(self._loaded)
-        prefixes.add(self._cache)
-        self._before = self._cache.ids[0].tolist()
-        if len(self._loaded) > 1:  # chats among them are texts
-            self._starts = self._cache.starts
-        elif file.is_file():
-            saved = read_json(file, {"before": int, "messages": list})
-            self._before, self._messages = self._before[: saved["before"]], saved["messages"]
-
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
+        from landmark.reading.answer import Delta
         from landmark.reading.answering import Gone
-        from landmark.reading.support import support
+        from landmark.reading.session import Began, Passages, Prompt
+        from landmark.reading.support import Support
 
-        answering, messages = self._answering, [*self._messages, {"role": "user", "content": question}]
-        found, before = None, self._before
-        with _interruptible() as gone, suppress(Gone):
-            if self._settings.from_sources and before:
-                found = self._found(messages, gone)
-        if found is not None and found.text:  # it is made from them alone
-            before = answering.chats.text_ids(found.text)
-        if gone.is_set():
-            print("[stopped]", file=sys.stderr)
-            return
-        ids = [*before, *answering.chats.ids(messages, not before, settings=self._settings.template)]
-        answer = answering.new_answer(ids, True, self._stop)
-        answer.nats = [] if found is not None else None
-        with _interruptible() as gone, answering.prefixes.using(ids) as cache:
-            self._cache = cache if before is self._before else self._cache
+        session, given, found = self.session, self._settings, list["Source | Support"]()
+        asked = [*session.messages, {"role": "user", "content": question}]
+        prompt = Prompt(asked, settings=given.template)
+        answer, begun = session.new_answer(prompt, self._stop), False
+        most, passages = max(1, given.tokens), given.sources if session.ids else 0
+        with _interruptible() as gone:
+            asking = self._sampling, most, self._stop, passages, given.from_sources, gone, answer
             try:
-                for delta in answering.answer(ids, cache, answer, self._sampling, max(1, self._settings.tokens), gone):
-                    print(delta.reasoning, end="", file=sys.stderr, flush=True)
-                    print(delta.text, end="", flush=True)
+                for event in session.ask(prompt, *asking):
+                    if isinstance(event, Delta):
+                        print(event.reasoning, end="", file=sys.stderr, flush=True)
+                        print(event.text, end="", flush=True)
+                        if event.finish:
+                            print()
+                    elif isinstance(event, Passages):
+                        found += event.found
+                    elif isinstance(event, Support):
+                        found.append(event)
+                    elif isinstance(event, Began):
+                        begun = True
             except Gone:
-                print(" [stopped]", end="", file=sys.stderr)
-        print()
-        self._messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if found is not None:
-            alone, measured = answering.chats.ids(messages, settings=self._settings.template), None
-            with _interruptible() as gone, suppress(Gone):
-                measured = support(answering, found, alone, answer, gone)
-            _print_sources(found.sources, measured)
-        elif self._settings.sources:
-            self.print_sources(self._settings.sources)
-
-    def _found(self, messages: list[dict[str, str]], gone: threading.Event) -> "Found":
-        """The passages for an answer, in a memory that has read the text and nothing but a part of these messages."""
-        import torch
-
-        answering = self._answering
-        ids = [*self._before, *answering.chats.ids(messages, begins=False, settings=self._settings.template)]
-        with answering.prefixes.using(ids) as self._cache:
-            if rest := self._before[self._cache.get_seq_length() :]:
-                answering.read(torch.tensor([rest]), self._cache, gone)
-            return self._sources(messages, self._settings.sources, gone, alone=True)
+                print(" [stopped]" if begun else "[stopped]", file=sys.stderr, end="" if begun else "\n")
+                if not begun:
+                    return
+                print()
+        session.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        if session.ids and given.finds:
+            _print_sources(found)
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
         from landmark.reading.answering import Gone
+        from landmark.reading.session import Prompt
 
         check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
-        if not self._messages or not self._before:
+        if not self.session.messages or not self.session.ids:
             raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
+        prompt = Prompt(self.session.messages[:-1], settings=self._settings.template)
         with _interruptible() as gone, suppress(Gone):
-            _print_sources(self._sources(self._messages[:-1], most, gone).sources)
-
-    def _sources(
-        self, messages: list[dict[str, str]], most: int, gone: threading.Event, alone: bool = False
-    ) -> "Found":
-        """The passages behind the answer to these messages. alone: as of `find`. Raises Gone."""
-        from landmark.reading.sources import NULL, find
-
-        chats, before = self._answering.chats, self._before
-        both = ([*messages[:-1], each] for each in (messages[-1], {**messages[-1], "content": NULL}))
-        ids, null = (chats.ids(each, begins=False, settings=self._settings.template) for each in both)
-        documents = documents_read(chats.decode, before, self._given, self._loaded, self._starts, self._known)
-        return find(self._answering, self._cache, documents, before, ids, null, most, alone, gone)
-
-    def save(self, folder: str) -> None:
-        """Write the memory and the messages, for `memory.load`."""
-        if self._cache is not None:
-            content = {"before": len(self._before), "messages": self._messages}
-            self._cache.save(folder, {CHAT: json.dumps(content).encode(), **self._places})
-            print(f"saved in {folder}", file=sys.stderr)
+            _print_sources(self.session.passages(prompt, most, gone))
 
 
 def _asked() -> str | None:

@@ -135,11 +135,14 @@ def documents_read(
     """What a memory has read, each document with the character at which it begins in the text of the tokens.
 
     ids: all of it, which `decode` makes a text. given: what was read last (`as_read`), from the id `before` on. loaded:
-    the folders of memories that had read what is before. starts: the first id of each of these.
+    the folders of memories that had read what is before. starts: the first id of each text that was read alone.
+    Texts of one folder, as of a memory that was joined and saved, are one.
     """
     if not loaded:
         return given.parts() if given is not None else []
     whole, found = decode(ids), list[tuple[int, Document]]()
+    if len(starts) != len(loaded):  # of a memory that was joined and saved
+        loaded, starts = [*loaded[:1]], (0,)
     known = ids if given is None else ids[:before]
     for folder, (at, own) in zip(loaded, placed(decode, known, starts), strict=True):
         document = saved_document(folder, own) or Document("" if len(loaded) == 1 else Path(folder).name, own)

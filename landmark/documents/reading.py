@@ -46,6 +46,14 @@ _BINARY = (
 )
 
 
+class TextlessError(UserError):
+    """A file that has no text: it is empty, or scanned."""
+
+
+class _Textless(ValueError):
+    """What a `TextlessError` says of the file."""
+
+
 def read_document(path: str | Path) -> Document:
     """The text of a file, and where its passages stand in it.
 
@@ -69,9 +77,10 @@ def document_of(content: bytes, name: str) -> Document:
     try:
         text, places, lacks = _read(content, name)
         if not text.strip():
-            raise ValueError("has no text")
+            raise _Textless("has no text")
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{name}: {error}") from error
+        kind = TextlessError if isinstance(error, _Textless) else UserError
+        raise kind(f"{name}: {error}") from error
     lacks = tuple(f"{Path(name).name}: {each}" for each in lacks)
     for each in lacks:
         _log.warning(each)
@@ -82,7 +91,7 @@ def kind_of(content: bytes, name: str) -> str:
     """pdf, epub, docx, html or text. Raises ValueError, which says what it is, for what is not read."""
     suffix = Path(name).suffix.lower()
     if not content:
-        raise ValueError("is empty")
+        raise _Textless("is empty")
     if len(content) > MOST:
         raise ValueError(f"is larger than {MOST >> 30} GiB")
     if content.lstrip()[:5] == b"%PDF-" or (suffix == ".pdf" and b"%PDF-" in content[:1024]):
@@ -135,7 +144,7 @@ def _pdf(content: bytes) -> tuple[str, markup.Places, tuple[str, ...]]:
     blank = [number for number, page in enumerate(pages, 1) if page.is_blank]
     if not places or len(pictures) + len(blank) == len(pages):
         said = f"has {'hardly any' if places else 'no'} text on its {counted(len(pages), 'page')}"
-        raise ValueError(f"{said}, it is scanned: run ocrmypdf on it first" if pictures else said)
+        raise _Textless(f"{said}, it is scanned: run ocrmypdf on it first" if pictures else said)
     without = [number for number in pictures if not pages[number - 1].text.strip()]
     hardly = [number for number in pictures if number not in without]
     found = (

@@ -1,6 +1,7 @@
 """A memory saved on disk: memory.json, for each layer layer-<n>.safetensors, and their hashes."""
 
 import glob
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,9 @@ SAME = (
     "was read by another model: only the model that made a memory can load it, with the same weights, model.bits and "
     "adapters (merging an adapter changes the weights)"
 )
+K = "retrieval.k"
 BLOCKS = "blocks"  # of a layer's tensors: rows (n, B, H, 2, ℓ, d), oldest first; blocks.<name>: their summaries
+_log = logging.getLogger(__name__)
 Place = str | torch.device | Callable[[int], torch.device]
 
 
@@ -158,6 +161,17 @@ def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, A
     return content
 
 
+def check_read(folder: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise UserError where a memory was read with another setting than it would be here. saved: what its file says,
+    which earlier versions left open.
+    """
+    if missing := sorted(own.keys() - saved.keys()):
+        _log.warning("%s does not say with which %s it was read: use the same here", folder, ", ".join(missing))
+    for key, value in own.items():
+        if saved.get(key, value) != value:
+            raise UserError(f"{folder} was read with {key}={saved[key]}, here it is {value}: set {key}={saved[key]}")
+
+
 def _file(number: int | str) -> str:
     return f"layer-{number}.safetensors"
 
@@ -177,8 +191,11 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
     """Raise UserError where a memory with this identity cannot load the saved one."""
     if unknown := sorted(content.keys() - identity.keys() - KEYS.keys()):
         raise UserError(f"{folder} was saved with {unknown[0]}={content[unknown[0]]}, which this version does not have")
+    own_k, added = identity[K], max((counts["added"] for counts in content["layers"].values()), default=0)
+    if min(own_k, added) != min(content.get(K, added), added):  # below, all blocks are read
+        check_read(folder, content, {K: own_k})
     for key, own in identity.items():
-        if (saved := content.get(key)) != own:
+        if key != K and (saved := content.get(key)) != own:
             raise UserError(f"{folder} {SAME if key == 'model' else f'was saved with {key}={saved}, here it is {own}'}")
     for counts in content["layers"].values():
         kept = counts["kept"]

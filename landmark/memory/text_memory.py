@@ -1,6 +1,6 @@
 """What every memory of a text does, whether its blocks have landmarks or not: the seam behind the caches of a model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -19,6 +19,15 @@ class Piece(NamedTuple):
     start: int
     stop: int
     prefill: bool
+
+
+def equal_pieces(length: int, most: Callable[[], int]) -> Iterator[Piece]:
+    """As many tokens at a time as are wanted: where a chunk ends decides what its queries see."""
+    start = 0
+    while start < length:
+        stop = min(start + most(), length)
+        yield Piece(start, stop, False)
+        start = stop
 
 
 class TextMemory(Protocol):
@@ -64,8 +73,10 @@ class TextMemory(Protocol):
         """Make room for so many tokens more."""
         ...
 
-    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
-        """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` at a time."""
+    def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
+        """Where the next `length` tokens are cut, of which the last `kept` get logits. most: tokens of a piece, asked
+        before each; the memory takes fewer where it must.
+        """
         ...
 
     def begin(self, prefill: bool) -> None:

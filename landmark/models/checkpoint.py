@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from landmark.models.config import DecoderConfig, ModelConfig, decoder_config
 from landmark.models.decoder import Decoder
 from landmark.models.language_model import LanguageModel
+from landmark.models.masked import MaskedDecoder
 from landmark.utils.errors import UserError, in_one_line
-from landmark.utils.extensions import extension_with, load_extension
 from landmark.utils.files import (
     HASHES,
     RETRAIN,
@@ -25,6 +25,7 @@ from landmark.utils.files import (
     write_hashes,
     write_json,
 )
+from landmark.utils.trust import load_from_module
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -80,13 +81,13 @@ def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> Lan
 
 
 def new_decoder(config: DecoderConfig) -> Decoder:
-    """A decoder with new weights: the paper's, the `Model` of the extension whose settings are set, or that of the
-    module `config.architecture` (docs/add_a_model.md). Raises UserError where there is none."""
-    for module in [extension_with(f"model.{name}") for name in config.options]:
-        return module.Model(config)
+    """A decoder with new weights: the paper's, a masked one, or that of the module `config.architecture`
+    (docs/add_a_model.md). Raises UserError where there is none."""
+    if config.masked:
+        return MaskedDecoder(config)
     if config.architecture is None:
         return Decoder(config)
-    return load_extension("landmark.models", config.architecture, "Model", key="model.architecture")(config)
+    return load_from_module("landmark.models", config.architecture, "Model", key="model.architecture")(config)
 
 
 def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Any
 
 from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
@@ -70,9 +70,9 @@ _OF_KIND = {"landmark": "landmarks", "transformer_xl": "recurrence"}  # the othe
 class DecoderConfig:
     """The shape of a decoder, which is stored beside its weights.
 
-    architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder). options: settings of a
-    module of `landmark.extensions`, whose `Model` is then built. A default never changes: files leave it out. Raises
-    UserError, naming the setting, for a value out of range.
+    architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder). masked: it attends in
+    both directions and predicts hidden tokens (`landmark.models.masked`). A default never changes: files leave it out.
+    Raises UserError, naming the setting, for a value out of range.
     """
 
     vocab_size: int = setting(least=1)
@@ -87,11 +87,14 @@ class DecoderConfig:
     start: Start = Start()
     backend: str = setting("auto", choices=BACKENDS)
     architecture: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    masked: bool = False
 
     def __post_init__(self):
         for name, item, value in self._settings():
             check_field(f"model.{name}", value, item)
+        if self.masked and (self.recurrence or self.cmt or self.backend == "triton"):
+            told = f"model={self.kind}, cmt={self.cmt}, model.backend={self.backend}"
+            raise UserError(f"model.masked=true: {told} read in one direction")
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
@@ -139,25 +142,25 @@ class DecoderConfig:
     def without_landmarks(self) -> "DecoderConfig":
         """The plain transformer of the same shape, from whose weights a landmark model can start."""
         keys = replace(self.keys, landmark="token", bias=False)
-        return replace(self, landmarks=None, keys=keys, options={})
+        return replace(self, landmarks=None, keys=keys, masked=False)
 
     def _settings(self) -> Iterator[tuple[str, Field, Any]]:
-        """All settings but options: the name on the command line and in files, the field, and the value."""
+        """All settings: the name on the command line and in files, the field, and the value."""
         for group in (self, *(getattr(self, name) for name in _GROUPS)):
             for item in fields(group) if group is not None else ():
-                if item.name not in (*_GROUPS, "options"):
+                if item.name not in _GROUPS:
                     yield _flat_name(item), item, getattr(group, item.name)
 
     def to_flat(self) -> dict[str, Any]:
         """The settings other than the defaults by their names, as config.json has them."""
         changed = {name: value for name, item, value in self._settings() if value != item.default}
-        return {"kind": self.kind} | changed | self.options
+        return {"kind": self.kind} | changed
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> "DecoderConfig":
         """The configuration of settings by their names; those of other kinds of model have no effect.
 
-        A name that is none here is an option. Raises UserError for a kind without what it needs.
+        Raises UserError for a name that is none here, and for a kind without what it needs.
         """
         kind = values.get("kind")
         if kind not in KINDS:
@@ -174,7 +177,11 @@ class DecoderConfig:
                     raise UserError(f"model.{key}=null: a {kind} model needs it")
             arguments[name] = group(**given)
         arguments |= {item.name: flat.pop(item.name) for item in fields(cls) if item.name in flat}
-        return cls(**arguments, options=flat)
+        if flat:
+            raise UserError(
+                f"model.{next(iter(flat))}: there is no such setting; experiments/tried.md has those that were removed"
+            )
+        return cls(**arguments)
 
     def fingerprint(self) -> str:
         """The part of a saved memory's identity that the configuration is."""
@@ -197,6 +204,8 @@ class ModelConfig:
     # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     bits: int | None = one_of(None, 4, 8)  # of the weights of its linear layers where it reads; null: as they are
+    # File of landmarks that were learned from that model and find its blocks; the file that task=teach makes.
+    landmarks: str | None = None
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = REQUIRED
     num_heads: int = REQUIRED
@@ -212,7 +221,7 @@ class ModelConfig:
     landmark_key: str | None = setting(None, kind="landmark")
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
     alpha: float | None = setting(None, kind="landmark")  # null, 0: the paper's gates; 1: one softmax
-    masked: bool | None = setting(None, extension=True)  # see later tokens too, and predict 15 % that are hidden
+    masked: bool | None = None  # see later tokens too, and predict 15 % that are hidden; null: false
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = setting(None, least=1)  # of each layer but the first; null: none
@@ -235,10 +244,9 @@ def decoder_config(model: ModelConfig, tokenizer: Any = None, cmt: bool = False)
     vocab_size, landmark = (1, 0) if tokenizer is None else (tokenizer.vocab_size, tokenizer.landmark)
     values: dict[str, Any] = {"vocab_size": vocab_size, "landmark_id": landmark, "cmt": cmt}
     for item in fields(model):
-        value, said = getattr(model, item.name), item.metadata
-        is_none = said.get("kind", model.kind) != model.kind or (said.get("extension") and not value)
-        if not is_none and item.name not in ("name", "as_is", "dtype", "lora_rank"):
-            values[item.name] = value
+        has_it = item.metadata.get("kind", model.kind) == model.kind
+        if has_it and item.name not in ("name", "as_is", "dtype", "bits", "landmarks", "lora_rank"):
+            values[item.name] = getattr(model, item.name)
     config = DecoderConfig.from_flat(values)
     if model.as_is and config.landmarks is not None:
         return replace(config, landmarks=replace(config.landmarks, token=None))

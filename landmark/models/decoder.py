@@ -330,7 +330,7 @@ class Decoder(LanguageModel):
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: WindowInputs, extra: ContextMiss | None
     ) -> Tensor:
-        """Attention of a layer over whole windows, (B, H, T, d), of rotated queries and keys; extensions replace it."""
+        """Attention of a layer over whole windows, (B, H, T, d), of rotated queries and keys; subclasses replace it."""
         if window.layout is None:
             return causal_attention(q, k, v)
         return landmark_attention(q, k, v, window.layout, gate=self.gate, extra=extra, backend=self.config.backend)[0]

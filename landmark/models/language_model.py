@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landmark.memory.text_memory import equal_pieces
 from landmark.models.config import DecoderConfig
 from landmark.models.sampling import Chooser, Sampling, follow
 from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
@@ -48,9 +49,6 @@ class LanguageModel(nn.Module):
         """An empty memory that keeps everything of `tokens` tokens, for a model whose `new_memory()` is None."""
         raise NotImplementedError
 
-    def announce(self, memory: Any, tokens: int) -> None:
-        """Let a memory get ready for so many tokens more, which are read in parts."""
-
     def token_forward(self, memory: Any) -> Callable[[Tensor], Tensor]:
         """How generated tokens (B, 1) are read with a memory that has read the prompts: returns logits (B, 1, V)."""
         return partial(self, memory=memory, last=True)
@@ -59,15 +57,25 @@ class LanguageModel(nn.Module):
         """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
         raise NotImplementedError
 
-    def stops(self, memory: Any, length: int, local: int | None = None) -> list[int]:
-        """Where the reading of `length` tokens more is cut; the last is `length`. local: as of `stream`."""
+    def chunk(self, length: int) -> int:
+        """Tokens of a text of this length that are usually read at a time."""
         usual = {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}
-        step = local or usual.get(self.config.kind, length)
-        return [*range(step, length, step), length]
+        return usual.get(self.config.kind, length)
 
-    def read_on(self, tokens: Tensor, memory: Any) -> None:
-        """Read raw ids (B, T) of a text that goes on, so that no logits are needed."""
-        self(tokens, memory=memory, last=True)
+    def read_text(
+        self, tokens: Tensor, memory: Any, kept: int = 1, most: int | None = None
+    ) -> Iterator[tuple[int, Tensor | None]]:
+        """Read more of texts of one length, piece by piece: after each the tokens read so far and their logits.
+
+        tokens: raw ids (B, T). memory: cuts the text (None: nothing is kept between pieces). kept: last tokens that get
+        logits; a piece with some gives (B, n, vocabulary), another None. most: tokens of a piece (None: `chunk`).
+        """
+        length, most = tokens.shape[1], most or self.chunk(tokens.shape[1])
+        cut = equal_pieces if memory is None else partial(memory.pieces, kept=kept, device=tokens.device.type)
+        for start, stop, _ in cut(length, most=lambda: most):
+            wanted = max(0, min(stop - start, stop - length + kept))
+            logits = self(tokens[:, start:stop], memory=memory, last=wanted <= 1)
+            yield stop, logits[:, logits.shape[1] - wanted :] if wanted else None
 
     def compile_parts(self) -> None:
         """Let `torch.compile` make few kernels of what is not attention. Raises UserError where it cannot."""
@@ -122,16 +130,13 @@ class LanguageModel(nn.Module):
         texts, before, total = list[Iterator[list[int | None]]](), 0, sum(map(len, rows))
         for group in groups:
             together = torch.stack([rows[n] for n in group]).to(next(self.parameters()).device)
-            kept, length = self._memory_for(memory, together.shape[1] + tokens), together.shape[1]
-            for start, end in itertools.pairwise([0, *self.stops(kept, length, local)]):
-                if end < length:
-                    self.read_on(together[:, start:end], kept)
-                else:
-                    logits = self(together[:, start:], memory=kept, last=True)[:, -1]
+            kept = self._memory_for(memory, together.shape[1] + tokens)
+            for read, logits in self.read_text(together, kept, most=local):
+                if logits is not None:
                     choose = [Chooser(sampling, rows[n].tolist(), n, self.config.landmark_id) for n in group]
-                    texts.append(follow(logits, self._next_logits(kept), choose, tokens, stop))
+                    texts.append(follow(logits[:, -1], self._next_logits(kept), choose, tokens, stop))
                 if progress is not None:
-                    progress(before + end * len(group), total)
+                    progress(before + read * len(group), total)
             before += together.numel()
         for step in itertools.zip_longest(*texts):
             chosen: list[int | None] = [None] * len(rows)
@@ -144,9 +149,7 @@ class LanguageModel(nn.Module):
         """The memory, or a new one, that is to read so many tokens. memory: as of `stream`."""
         memory = memory() if callable(memory) else memory
         memory = self.new_memory() if memory is None else memory
-        memory = self.unlimited_memory(tokens) if memory is None else memory
-        self.announce(memory, tokens)
-        return memory
+        return self.unlimited_memory(tokens) if memory is None else memory
 
     def _next_logits(self, memory: Any) -> Callable[[Tensor], Tensor]:
         """What reads a token of each text (B, 1), and returns the logits (B, V) after it."""

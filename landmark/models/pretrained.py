@@ -23,6 +23,7 @@ from landmark.models.gguf.opening import empty_model
 from landmark.models.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.models.huggingface.families import check_model, head_dim
 from landmark.models.huggingface.folders import folder_of
+from landmark.models.huggingface.reading import read_text
 from landmark.models.huggingface.safe_loading import check_folder, open_model, readable
 from landmark.models.huggingface.wrapping import without_landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
@@ -72,14 +73,14 @@ class Pretrained(LanguageModel):
             raise UserError(f"{', '.join(settings)}: a model without landmarks has no memory to set")
         return None
 
-    def announce(self, memory: Any, tokens: int) -> None:
-        if isinstance(memory, LandmarkCache):
-            memory.expect(tokens)
-
-    def stops(self, memory: Any, length: int, local: int | None = None) -> list[int]:
-        if isinstance(memory, LandmarkCache) and self.config.landmark_id is None:
-            return memory.stops(length)
-        return super().stops(memory, length, local)
+    def read_text(
+        self, tokens: Tensor, memory: Any, kept: int = 1, most: int | None = None
+    ) -> Iterator[tuple[int, Tensor | None]]:
+        if memory is None:
+            return super().read_text(tokens, memory, kept, most)
+        if most is None and self.config.landmark_id is not None:
+            most = DEFAULT_CHUNK
+        return read_text(self.bare, tokens, memory, kept, None if most is None else lambda: most)
 
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
@@ -91,12 +92,6 @@ class Pretrained(LanguageModel):
         if isinstance(memory, LandmarkCache) and self.config.landmark_id is not None:
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
-
-    def read_on(self, tokens: Tensor, memory: Any) -> None:
-        known: dict[str, Any] = {"prefill": True} if isinstance(memory, LandmarkCache) else {}
-        if known and self.config.landmark_id is not None:
-            known["local"] = tokens.shape[1]
-        self.model(tokens, past_key_values=memory, use_cache=True, logits_to_keep=1, **known)
 
     def unlimited_memory(self, tokens: int) -> DynamicCache:
         return DynamicCache(config=self.bare.config)

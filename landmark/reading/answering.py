@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from landmark.models.huggingface import LandmarkCache, PrefixCache
+from landmark.models.huggingface import PrefixCache
 from landmark.models.huggingface.families import numbers_per_token
+from landmark.models.huggingface.prefixes import Saved
+from landmark.models.huggingface.reading import read_text
 from landmark.models.sampling import Chooser, Sampling, follow
 from landmark.reading.answer import Answer, Delta
 from landmark.reading.chats import Chats
 from landmark.utils.errors import UserError
 
-Progress = Callable[[int, int], None]
+T = TypeVar("T")
 OWN_CHUNK = 512  # tokens that a model with its own cache reads at a time: short rows of scores, short waits
 SHARED = 256  # tokens that are read in a turn while others wait
+
+
+class Progress(NamedTuple):
+    """How far a text is read: tokens read, and all."""
+
+    read: int
+    tokens: int
 
 
 class Gone(Exception):
@@ -40,7 +50,12 @@ class Answering:
         """
         self.model, self.tokenizer, self.chats = model.eval(), tokenizer, Chats(tokenizer)
         self.landmark = getattr(getattr(model, "landmarks", None), "token", None)
-        self.prefixes, self._local = PrefixCache(model, most_bytes), local if self.landmark is not None else None
+        self.prefixes, self._local = PrefixCache(model, most_bytes), local
+        self._has_blocks = hasattr(model, "landmarks")
+        self._own: tuple[list[int], Any] = (
+            [],
+            None,
+        )  # the last text and cache of a model without blocks
         self._waiting = deque[None]()  # one for each thread that waits for the model
         ends = model.generation_config.eos_token_id
         self.ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
@@ -62,6 +77,26 @@ class Answering:
             raise UserError(f"prompt: {wrong[0]} is no id of a text: ids are from 0 to {count - 1}{but}")
         return ids
 
+    def new_memory(self) -> Any:
+        """An empty one: of blocks, or the model's own cache."""
+        if self._has_blocks:
+            return self.model.new_memory(**self.prefixes.settings)
+        return DynamicCache(config=self.model.config)
+
+    @contextmanager
+    def using(self, ids: Sequence[int], owner: str = "", saved: Saved | None = None) -> Iterator[Any]:
+        """`PrefixCache.using`. A model with its own cache keeps the last one, which goes on with a longer text."""
+        if self._has_blocks:
+            with self.prefixes.using(ids, owner, saved) as cache:
+                yield cache
+            return
+        before, cache = self._own
+        read = 0 if cache is None else cache.get_seq_length()
+        if not 0 < read <= len(before) or read >= len(ids) or before[:read] != [*ids[:read]]:
+            cache = self.new_memory()
+        self._own = [*ids], cache
+        yield cache
+
     def new_answer(self, ids: Sequence[int], is_chat: bool, stop: Sequence[str] = ()) -> Answer:
         """An answer to a prompt, of which nothing is there yet. is_chat: its reasoning is apart from its text."""
         if not is_chat:
@@ -69,47 +104,39 @@ class Answering:
         parts = partial(self.chats.parts, opened=self.chats.opens_reasoning(ids))
         return Answer(partial(self.chats.decode, with_marks=True), stop, parts)
 
-    def read(
-        self, ids: Tensor, cache: Any, gone: threading.Event | None = None, progress: Progress | None = None
-    ) -> Tensor:
-        """Read more of texts of one length, ids (B, T); the logits (B, vocabulary) after them. cache: has read what is
-        before. progress: gets the tokens read, and all. Raises Gone where nobody waits any more.
+    def read(self, ids: Tensor, cache: Any, gone: threading.Event | None = None) -> Generator[Progress, None, Tensor]:
+        """Read more of texts of one length, ids (B, T), piece by piece, and return the logits (B, vocabulary) after
+        them. cache: has read what is before. Raises Gone where nobody waits any more.
         """
-        length, start, has_blocks = ids.shape[1], 0, isinstance(cache, LandmarkCache)
-        logits = torch.empty(0)
-        while start < length:
-            with self._turn(), torch.inference_mode():
-                if gone is not None and gone.is_set():
-                    raise Gone
-                if has_blocks and not start:
-                    cache.expect(length)
-                stop = start + self._next_stop(cache, length - start)
-                given: dict[str, Any] = {"prefill": stop < length} if has_blocks else {}
-                given |= {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-                given |= {} if self._local is None else {"local": self._local}
-                logits = self.model(ids[:, start:stop].to(self.model.device), **given).logits[:, -1]
-                logits, start = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True), stop
-            if progress is not None:
-                progress(stop, length)
+        length, logits, ids = ids.shape[1], None, ids.to(self.model.device)
+        steps, read = read_text(self.model, ids, cache, most=self._most), 0
+        while read < length:
+            with self._turn(gone):
+                read, logits = next(steps)
+                if logits is not None:
+                    logits = logits[:, -1].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+                if read == length:
+                    next(steps, None)  # it ends
+            yield Progress(read, length)
+        assert logits is not None
         return logits
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the model, and be seen to wait for it."""
+    def _turn(self, gone: threading.Event | None) -> Iterator[None]:
+        """Hold the model, and be seen to wait for it. Raises Gone where nobody waits for the answer any more."""
         self._waiting.append(None)
-        with self.prefixes.lock:
+        with self.prefixes.lock, torch.inference_mode():
             self._waiting.pop()
+            if gone is not None and gone.is_set():
+                raise Gone
             yield
 
-    def _next_stop(self, cache: Any, length: int) -> int:
-        """How many of so many tokens are read in this turn: fewer where others wait, as it does not change a text that
-        is read without landmarks.
-        """
-        if not isinstance(cache, LandmarkCache):
-            return min(OWN_CHUNK, length)
-        if self._local is not None:
-            return min(self._local, length)
-        return cache.stops(length, SHARED if self._waiting and self.landmark is None else None)[0]
+    def _most(self) -> int:
+        """Tokens that are read in this turn: fewer where others wait, which changes no text without landmarks."""
+        if self.landmark is not None:
+            return self._local or self.model.landmarks.local
+        usual = self.model.landmarks.local if self._has_blocks else OWN_CHUNK
+        return min(usual, SHARED) if self._waiting and self._has_blocks else usual
 
     def answer(
         self,
@@ -119,13 +146,15 @@ class Answering:
         sampling: Sampling,
         most: int,
         gone: threading.Event | None = None,
-        progress: Progress | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Iterator[Progress | Delta]:
         """Read the rest of a prompt, and give its answer piece by piece. cache: has read a beginning; it reads all but
-        the answer's last token. answer: is filled. most: tokens, at least one. progress: of the prompt. Raises Gone.
+        the answer's last token. answer: is filled. most: tokens, at least one. Raises Gone.
         """
-        for (token,) in self.steps([ids], cache, sampling, most, gone, progress, answer.nats):
-            yield answer.add(token, is_last=len(answer.tokens) + 1 >= most)
+        for step in self.steps([ids], cache, sampling, most, gone, answer.nats):
+            if isinstance(step, Progress):
+                yield step
+                continue
+            yield answer.add(step[0], is_last=len(answer.tokens) + 1 >= most)
             if answer.finish is not None:
                 return
         yield answer.add(None)
@@ -137,34 +166,33 @@ class Answering:
         sampling: Sampling,
         most: int,
         gone: threading.Event | None = None,
-        progress: Progress | None = None,
         nats: list[float] | None = None,
-    ) -> Iterator[list[int | None]]:
+    ) -> Iterator[Progress | list[int | None]]:
         """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended.
         nats: as of `Answer`.
         """
         rest = torch.tensor([list(ids[cache.get_seq_length() :]) for ids in texts])
-        logits = self.read(rest, cache, gone, progress)
-        choose: list[Callable[[Tensor], int]] = [
-            Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)
-        ]
-        if nats is not None:
-            choose = [partial(_weighed, each, nats) for each in choose]
-        return follow(logits, lambda tokens: self.read(tokens, cache, gone), choose, most, self.ends)
+        logits = yield from self.read(rest, cache, gone)
+        choosers = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
+        choose = choosers if nats is None else [partial(_weighed, each, nats) for each in choosers]
+        yield from follow(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
+
+    def _read_token(self, tokens: Tensor, cache: Any, gone: threading.Event | None) -> Tensor:
+        """The logits (B, vocabulary) after a token of each answer, (B, 1). Raises Gone."""
+        with self._turn(gone):
+            logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
     def nats_of(self, ids: Sequence[int], tokens: Sequence[int], gone: threading.Event | None = None) -> list[float]:
         """The log of the probability of each token behind a short text, of which nothing was read. Raises Gone."""
-        cache = self.prefixes.model.new_memory(**self.prefixes.settings)
-        self.read(torch.tensor([list(ids[:-1])]), cache, gone)
-        with self._turn(), torch.inference_mode():
+        cache = self.new_memory()
+        if ids[:-1]:
+            finished(self.read(torch.tensor([list(ids[:-1])]), cache, gone))
+        with self._turn(gone):
             rest = torch.tensor([[ids[-1], *tokens[:-1]]], device=self.model.device)
             logits = self.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=len(tokens)).logits[0]
-            return (
-                logits.float()
-                .log_softmax(-1)
-                .gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-                .tolist()
-            )
+            wanted = torch.tensor(tokens, device=logits.device)[:, None]
+            return logits.float().log_softmax(-1).gather(1, wanted)[:, 0].tolist()
 
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
@@ -172,7 +200,18 @@ class Answering:
 
 
 def _weighed(choose: Callable[[Tensor], int], nats: list[float], logits: Tensor) -> int:
-    """A token, and the logarithm of its probability, before temperature and penalties."""
+    """A token, and the log of its probability, before temperature and penalties."""
     token = choose(logits)
     nats.append(float(logits.float().log_softmax(-1)[token]))
     return token
+
+
+def finished(reading: Generator[Progress, None, T], progress: Callable[[int, int], None] | None = None) -> T:
+    """The result of a reading, read to its end. progress: called with tokens read, and in all."""
+    while True:
+        try:
+            read, tokens = next(reading)
+        except StopIteration as end:
+            return end.value
+        if progress is not None:
+            progress(read, tokens)

@@ -18,7 +18,7 @@ from landmark.documents import Document, as_files
 from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.shares import Watched
 from landmark.reading.answer import Decode, Decoding
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.utils.errors import UserError
 
 NULL = "N/A"  # the question that asks nothing: what it attends to, every question does
@@ -159,16 +159,17 @@ def scores_of(
     gone: threading.Event | None = None,
 ) -> Scores | None:
     """As of `find`; None where nothing was asked, or the text has no whole block."""
-    size, prefixes, count = cache.memory.block_size, answering.prefixes, len(read)
+    size, count = cache.memory.block_size, len(read)
     prompts, shares = [[*read, *prompt], [*read, *null]], list[np.ndarray]()
     for ids, other in (prompts, prompts[::-1]):
         if not (asking := differing(ids, other)) or count < size:
             return None
         mark = cache.mark_before(asking.start)
-        fork = prefixes.model.new_memory(**prefixes.settings) if mark is None else cache.fork(mark)
+        assert mark is not None or not cache.ends
+        fork = answering.new_memory() if mark is None else cache.fork(mark)
         watched: Any = Watched(cast(BlockCache, fork.memory), count // size, asking, cache.starts)
         fork.marks, fork.memory = None, watched
-        answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone)
+        finished(answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone))
         shares.append(watched.shares().numpy())
         del fork, watched  # before the next copy is made
     question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])

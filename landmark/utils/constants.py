@@ -12,6 +12,7 @@ LEAST_TEMPERATURE = 1e-3  # with a lower one the most probable token is taken: s
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default
 PASSKEY_VERSION = 2  # of training windows with pass keys: raised where the same settings give others
+PASSKEY_PROMPTS_VERSION = 2  # of prompts with pass keys: raised where the same settings give others
 ROPE_BASE = 10000.0  # of the rotary frequencies, as in the paper
 RULER_VERSION = 1  # of the texts of these tasks: raised where the same settings give others
 RULER_SAMPLES_VERSION = 2  # of the windows with which they are trained

@@ -1,10 +1,5 @@
 """FLOPs of a training step and peak FLOP/s of devices, for the model FLOPs utilisation (MFU)."""
 
-from functools import partial
-from typing import Any
-
-from landmark.utils.extensions import hook
-
 # Dense bfloat16 matrix FLOP/s from the vendors' data sheets (without sparsity); the first matching name is used.
 PEAK_BF16_FLOPS = {
     "GB200": 2500e12,
@@ -28,10 +23,14 @@ PEAK_BF16_FLOPS = {
 }
 
 
-def keys_per_query(length: int, window: int | None = None, cache: int | None = None) -> float:
-    """Mean number of keys that a query attends to, causally, in a window of `length` tokens; those of a recurrent model
-    that reads `window` tokens at a time, with up to `cache` keys before.
+def keys_per_query(
+    length: int, window: int | None = None, cache: int | None = None, both_ways: bool | None = False
+) -> float:
+    """Mean number of keys that a query attends to in a window of `length` tokens: causally, or both ways. window,
+    cache: of a recurrent model, which reads `window` tokens at a time, with up to `cache` keys before.
     """
+    if both_ways:
+        return length
     if window is None:
         return (length + 1) / 2
     total = 0.0
@@ -39,11 +38,6 @@ def keys_per_query(length: int, window: int | None = None, cache: int | None = N
         size = min(window, length - start)
         total += size * ((size + 1) / 2 + min(start, cache or 0))
     return total / length
-
-
-def training_keys(config: Any, window: int | None, cache: int | None) -> float:
-    """Mean number of keys that a query attends to in a training. window, cache: of a recurrent model."""
-    return hook(config, "keys_per_query", partial(keys_per_query, window=window, cache=cache))(config.train.length)
 
 
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:

@@ -7,10 +7,14 @@
 - What a scheduler writes into a script is one line of plain text.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from landmark.utils.errors import UserError
 
@@ -41,6 +45,40 @@ def check_module(name: str, key: str) -> None:
         )
 
 
+def load_from_module(package: str, name: str, attribute: str, key: str) -> Any:
+    """An attribute of the module `name`, which is in `package` if its name has no dot. key: setting that gives `name`.
+    Raises UserError if there is none, and as `check_module`.
+    """
+    found = getattr(import_module(find_module(package, name, attribute, key)), attribute, None)
+    if found is None:
+        raise _missing(package, name, attribute, key)
+    return found
+
+
+def find_module(package: str, name: str, attribute: str, key: str) -> str:
+    """The whole name of the module that `load_from_module` would load. Raises UserError where there is none."""
+    check_module(name, key)
+    whole = name if "." in name else f"{package}.{name}"
+    if not _can_be_imported(whole):
+        raise _missing(package, name, attribute, key)
+    return whole
+
+
+def _missing(package: str, name: str, attribute: str, key: str) -> UserError:
+    where = f"no module {name} on Python's path" if "." in name else f"no {package.replace('.', '/')}/{name}.py"
+    return UserError(f"{key}={name}: there is {where} that has a {attribute}")
+
+
+def _can_be_imported(name: str) -> bool:
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts) or parts[0] in sys.stdlib_module_names:
+        return False
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
+
+
 def inside(folder: str | Path, name: object) -> Path:
     """The path of a file that is named on disk. Raises UserError if it is not inside the folder."""
     folder = Path(folder)
@@ -58,3 +96,16 @@ def check_plain(key: str, value: str) -> None:
     """Raise UserError for a text that would be more than one line, or more than text, where it is shown or written."""
     if not value.isprintable():
         raise UserError(f"{key}={value!r}: must be one line of plain text")
+
+
+def module_sha256(name: str, key: str) -> str:
+    """SHA-256 of the file of one's own module; of a package, of all its files. Raises UserError where there is none."""
+    find_module("", name, "Model", key)
+    spec = find_spec(name)
+    assert spec is not None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in sorted(place.rglob("*.py"))] or [Path(str(spec.origin))]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -13,8 +13,10 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from landmark.cli import reading
 from landmark.documents import Document, read_document, saved_document
 from landmark.models.huggingface import LandmarkModel, wrap
-from landmark.reading import sources as answering_sources
+from landmark.reading import session as sessions
+from landmark.reading.answer import Delta
 from landmark.reading.answering import Answering
+from landmark.reading.session import CHAT
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from tests.documents.files import pdf
@@ -65,7 +67,7 @@ def test_a_chat_about_a_book_reads_it_once_goes_on_tomorrow_and_needs_blocks(ask
     assert sum(counted) < len(BOOK) + 300
     counted.clear()
     later, _ = ask("task=chat", f"memory.load={kept}", questions="When?\n")
-    memory, tokenizer = ask.model.new_memory(), ask.tokenizer
+    memory, tokenizer = ask.model.new_memory(k=2, window=9), ask.tokenizer
     assert sum(counted) < 300
     memory.load(kept)
     chat = [user("Who?"), said(answers[0]), user("Where?"), said(answers[1])]
@@ -81,9 +83,11 @@ def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
     answer = Answering.answer
 
     def interrupted(self, ids, *given):
-        for number, piece in enumerate(answer(self, ids, *given)):
+        said = 0
+        for piece in answer(self, ids, *given):
             yield piece
-            if number == 1 and len(ids) < 100:
+            said += isinstance(piece, Delta)
+            if said == 2 and len(ids) < 100:
                 reading.signal.raise_signal(reading.signal.SIGINT)
 
     monkeypatch.setattr(Answering, "answer", interrupted)
@@ -198,7 +202,7 @@ def test_bytes_that_are_no_text_are_one_line_and_the_talk_is_saved(ask, monkeypa
     out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}")
     assert [len(line) for line in out.splitlines()] == [5]
     assert err.count("question='caf\\udce9?': must be text in UTF-8\n") == 1
-    chat = read_json(ask.folder / "talk" / reading.CHAT, {"messages": list})["messages"]
+    chat = read_json(ask.folder / "talk" / CHAT, {"messages": list})["messages"]
     assert [each["content"] for each in chat] == ["Café?", out.strip()]
     typed(b"caf\xe9?")
     with pytest.raises(UserError, match="prompt_file=-: is not text in UTF-8"):
@@ -211,7 +215,7 @@ def test_a_question_that_the_template_refuses_is_one_line_and_the_talk_goes_on(a
     out, err = ask("task=chat", f"memory.save={ask.folder / 'talk'}", questions="Who?\nNo?\nWhere?\n")
     assert len(out.splitlines()) == 2
     assert err.count("refuses them (rude)\n") == 1
-    chat = read_json(ask.folder / "talk" / reading.CHAT, {"messages": list})["messages"]
+    chat = read_json(ask.folder / "talk" / CHAT, {"messages": list})["messages"]
     assert [each["content"] for each in chat[::2]] == ["Who?", "Where?"]
 
 
@@ -319,26 +323,26 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     """In the order of the text. The memory of the text stays for the next question."""
     text = "\n\n".join(["Herons wait here. " * 9, "The zebra sleeps in Quito. ", "It is late. " * 9, "Nobody."])
     (ask.folder / "long.txt").write_text(text)
-    common, question = "model.block_size=24", "Where sleeps the zebra?"
+    common, question = ("model.block_size=24", "memory.dense=0"), "Where sleeps the zebra?"
     about = f"prompt_file={ask.folder / 'long.txt'}", "generate.sources=2", "generate.from_sources=true"
-    answer, err = ask("task=generate", f"prompt={question}", *about, common)
+    answer, err = ask("task=generate", f"prompt={question}", *about, *common)
     shown = [(int(a), int(b)) for a, b in re.findall(r"^\[\d\] long.txt, .* (\d+) to (\d+) ", err, re.M)]
     assert len(shown) == 3
     assert shown[-1][0] == 0, "the beginning of the text is beside the passages"
     assert "(the beginning of the text)" in err
     (ask.folder / "alone.txt").write_text("".join(f"{text[start:end]}\n\n" for start, end in sorted(shown)))
     alone = f"prompt_file={ask.folder / 'alone.txt'}"
-    assert answer == ask("task=generate", f"prompt={question}", alone, common)[0]
-    assert answer != ask("task=generate", f"prompt={question}", about[0], common)[0]
-    out, err = ask("task=chat", *about, common, questions=f"{question}\nWho?\n/sources 1\n")
-    assert out.splitlines()[0] == ask("task=chat", alone, common, questions=f"{question}\n")[0].splitlines()[0]
+    assert answer == ask("task=generate", f"prompt={question}", alone, *common)[0]
+    assert answer != ask("task=generate", f"prompt={question}", about[0], *common)[0]
+    out, err = ask("task=chat", *about, *common, questions=f"{question}\nWho?\n/sources 1\n")
+    assert out.splitlines()[0] == ask("task=chat", alone, *common, questions=f"{question}\n")[0].splitlines()[0]
     assert err.count("[1] long.txt, ") == 3
-    err = ask("task=generate", f"prompt={question}", about[0], about[2], common)[1]
+    err = ask("task=generate", f"prompt={question}", about[0], about[2], *common)[1]
     assert err.count("] long.txt, ") > 3, "three passages where no number is given, and the beginning"
     (ask.folder / "short.txt").write_text("Herons wait here.")
     short, answers = f"prompt_file={ask.folder / 'short.txt'}", []
     for more in ((about[2],), ()):
-        answers.append(ask("task=generate", f"prompt={question}", short, *more, common))
+        answers.append(ask("task=generate", f"prompt={question}", short, *more, *common))
     assert answers[0][0] == answers[1][0]
     assert "no passage was found: the answer is made from the whole text short.txt" in answers[0][1]
 
@@ -359,8 +363,8 @@ def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(as
         seen.append((cache.ids[0].tolist(), [*read, *prompt]))
         return found(answering, cache, documents, read, prompt, *rest)
 
-    seen, found = [], answering_sources.find
-    monkeypatch.setattr(answering_sources, "find", spied)
+    seen, found = [], sessions.find
+    monkeypatch.setattr(sessions, "find", spied)
     talk, about = ask.folder / "talk", f"prompt_file={ask.folder / 'book.txt'}"
     answer = ask("task=chat", about, "generate.tokens=200", questions="Who waits?\n")[0]
     stop = f"generate.stop=[{re.findall('[a-zA-Z]{2}', answer)[0]}]"  # its first token stays in the memory

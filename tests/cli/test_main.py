@@ -112,7 +112,7 @@ def test_seeds_train_a_run_each(work, capsys):
     work("+experiment=quickstart", "data=pg19", "seeds=[0,1]")
     assert work.trained == ["landmark", "landmark", "transformer", "transformer"]
     assert len(work.evaluated) == 12
-    assert "standard deviation over 2 seeds" in capsys.readouterr().out
+    assert "± is a standard error: over 2 seeds" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

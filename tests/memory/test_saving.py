@@ -248,6 +248,7 @@ AGAIN = r"memory\.json.*(layer|position).*: save the memory again"
     ("change", "given", "said"),
     [
         (None, {"block_size": 5}, "was saved with model.block_size=3, here it is 5"),
+        (None, {"k": 3}, "was read with retrieval.k=2, here it is 3: set retrieval.k=2"),
         (None, {"mapping": "true"}, "was saved with positions.mapping=stingy, here it is true"),
         (None, {"gate": Grouped(0.5)}, "was saved with model.alpha=0.0, here it is 0.5"),
         (None, {"keys": Keys(0.5)}, "was saved with model.key_offset=0.0, here it is 0.5"),
@@ -383,24 +384,55 @@ def test_a_file_of_before_keeps_its_meaning():
         BlockCacheSettings.from_saved(saved | {"scorer": "recent"})
 
 
-def lines_of_the_page(kind: type) -> list[str]:
-    """A line for each setting, as docs/settings.md has it."""
-    lines = []
-    for item in fields(kind):
-        said, usual = item.metadata, "null" if item.default is None else item.default
-        others = ", ".join(f"`{each}`" for each in said.get("choices", ()) if each != usual)
-        needed = ""
-        if "needs" in said:
-            other, values = said["needs"]
-            needed = f"; for `{kind.__dataclass_fields__[other].metadata['key']}={'`, `'.join(values)}`"
-        of_python = f", in Python `{item.name}`" if not said["key"].endswith(f".{item.name}") else ""
-        lines.append(
-            f"| `{said['key']}`{of_python} | `{usual}`{', ' * bool(others)}{others} | {said['about']}{needed} |"
-        )
-    return [line for line in lines if not line.startswith("| `seed`")]
-
-
 @pytest.mark.parametrize("kind", [MemorySettings, BlockCacheSettings])
 def test_the_page_of_settings_has_them_all(kind):
-    table = "\n".join(lines_of_the_page(kind))
-    assert table in PAGE.read_text(encoding="utf-8"), f"put these lines into docs/settings.md:\n{table}"
+    written = PAGE.read_text(encoding="utf-8")
+    missing = [key for item in fields(kind) if f"| `{(key := item.metadata['key'])}`" not in written]
+    assert set(missing) <= {"seed"}
+
+
+def cache_of(text, **given):
+    """A cache without landmarks that has read a text."""
+    memory = BlockCache(**{"block_size": 8, "k": 4, "window": 16, "dense": 0} | given)
+    x = torch.randn(1, 2, text, 4, generator=torch.Generator().manual_seed(0))
+    memory.attend(0, x, x, x, Scoring())
+    memory.commit()
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"k": 3}, "was read with retrieval.k=4, here it is 3: set retrieval.k=4"),
+        ({"first": 0}, "was read with retrieval.first=1, here it is 0"),
+        ({"window": 24}, "was read with memory.window=16, here it is 24"),
+        ({"dense": 100}, "was read with memory.dense=0, here it is 100"),
+        ({"dense": None}, "was read with memory.dense=0, here it is 6144"),
+        ({"mapping": "true"}, "was read with positions.mapping=auto, here it is true"),
+        ({"block_size": 4}, "was read with model.block_size=8, here it is 4"),
+    ],
+)
+def test_a_text_that_was_read_in_another_way_is_refused(tmp_path, given, said):
+    cache_of(200).save(tmp_path / "long")
+    loaded = BlockCache(**{"block_size": 8, "k": 4, "window": 16, "dense": 0} | given)
+    with pytest.raises(UserError, match=said):
+        loaded.load(tmp_path / "long")
+    assert loaded.position == 0
+
+
+def test_a_cpus_dense_is_refused_on_a_gpu_but_not_where_all_keys_were_read(tmp_path, monkeypatch, caplog):
+    cache_of(200, dense=None).save(tmp_path / "long")
+    cache_of(40).save(tmp_path / "short")
+    BlockCache(8, 3, window=24, dense=0).load(tmp_path / "short")
+    monkeypatch.setattr("landmark.memory.blocks.cache.DENSE", {"cpu": 100})
+    with pytest.raises(UserError, match="was read with memory.dense=6144, here it is 100: set memory.dense=6144"):
+        BlockCache(8, 4, window=16).load(tmp_path / "long")
+    BlockCache(8, 4, window=16, dense=6144).load(tmp_path / "long")
+    assert not caplog.messages
+    content = json.loads((tmp_path / "long" / "memory.json").read_text())
+    for key in ("retrieval.k", "memory.dense"):  # as earlier versions saved it
+        del content[key]
+    (tmp_path / "long" / "memory.json").write_text(json.dumps(content))
+    hash_again(tmp_path / "long", HASHES)
+    BlockCache(8, 2, window=16).load(tmp_path / "long")
+    assert "does not say with which memory.dense, retrieval.k it was read" in caplog.text

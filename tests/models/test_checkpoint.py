@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import landmark
 from landmark.experiment.config.schema import ModelConfig
 from landmark.models import Decoder, build, save
-from landmark.models.checkpoint import load, new_decoder
+from landmark.models.checkpoint import load
 from landmark.models.config import DecoderConfig, Landmarks, decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES
@@ -156,12 +156,11 @@ WIDTHS = {"num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
 def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
     flat = {"kind": "landmark", "vocab_size": 20, "landmark_id": 19, "block_size": 3, "key_offset": 0.5, **WIDTHS}
     config = DecoderConfig.from_flat(flat | {"masked": True, "qk_norm": False, "rope_base": None})
-    assert config.options == {"masked": True}
-    assert config.to_flat() == flat | config.options
+    assert config.to_flat() == flat | {"masked": True}
     assert DecoderConfig.from_flat(config.to_flat()) == config
     # A memory knows its model by all but the backend and the architecture.
     same = replace(config, backend="reference"), replace(config, architecture="mine")
-    others = replace(config, options={}), replace(config, keys=replace(config.keys, norm=True))
+    others = replace(config, masked=False), replace(config, keys=replace(config.keys, norm=True))
     assert {each.fingerprint() for each in same} == {config.fingerprint()}
     assert len({each.fingerprint() for each in (config, *others)}) == 3
     one, other = new(), new()
@@ -170,7 +169,7 @@ def test_files_name_what_is_not_the_default_and_a_memory_knows_its_model():
     assert one.fingerprint() != other.fingerprint() == other.new_memory().model()
     decoder_config(ModelConfig("transformer", **WIDTHS, block_size=0))
     with pytest.raises(UserError, match="model.fan_out: there is no such setting; .*tried.md"):  # it was removed
-        new_decoder(replace(config, options={"masked": True, "fan_out": 2}))
+        DecoderConfig.from_flat(flat | {"fan_out": 2})
     with pytest.raises(UserError, match="model=transformer has no landmarks"):
         decoder_config(ModelConfig("transformer", **WIDTHS), cmt=True)
 

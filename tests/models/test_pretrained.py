@@ -26,6 +26,7 @@ from landmark.experiment.evaluation.rows import evaluate
 from landmark.experiment.runs.jobs import Inputs
 from landmark.experiment.runs.runner import load_trained
 from landmark.experiment.training import train
+from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.models import decoder_config, save
 from landmark.models import head_loss as parts
 from landmark.models import load as load_model
@@ -38,6 +39,7 @@ from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
 from tests.experiment.evaluation.test_perplexity import settings
 from tests.experiment.training.training_case import TOKENIZER, identity_of, make_config, make_corpus
+from tests.memory.blocks.best import Scorer as Best
 from tests.models.huggingface.conftest import make_model, make_tokenizer, save_model
 from tests.workplace import run_task
 
@@ -369,6 +371,26 @@ def test_a_row_reads_what_another_trains(launch, capsys):
     _, rows = launch("model=pretrained", "name=folder", name=trained)
     assert rows["folder"]["results"]["nll"] == nll["tuned"]
     assert rows["folder"]["id"] != rows["tuned"]["id"]
+
+
+def test_a_scorer_of_a_module_of_ones_own_is_a_row(launch):
+    """And in Python it is an argument."""
+    module, reads = "tests.memory.blocks.best", "model=pretrained retrieval.k=2 memory.window=32"
+    scorers = {"best": module, "worse": f"{{name: {module}, least: 0.0}}", "mean": "mean_key"}
+    rows = ", ".join(f'{name}: "{reads} retrieval.scorer={scorer!r}"' for name, scorer in scorers.items())
+    output, found = launch(f"+rows={{{rows}}}")
+    assert found["best"]["settings"]["scorer"] == module
+    assert found["mean"]["settings"]["scorer"] == "mean_key"
+    assert len({found[name]["results"]["nll"] for name in scorers}) == 3
+    model, _ = load_wrapped(output / "tiny")
+    with pytest.raises(UserError, match="has no setting lest; it has least"):
+        model.new_memory(scorer={"name": module, "lest": 1})
+    ids = torch.arange(200)[None] % 90
+    memories = [model.new_memory(dense=0, k=2, window=32, scorer=each) for each in (module, Best(), "mean_key")]
+    logits = [model(ids, past_key_values=memory).logits for memory in memories]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+    assert BlockCacheSettings(scorer=Best(0.5)).saved()["scorer"] == {"name": module, "least": 0.5}
 
 
 def test_a_model_that_cannot_have_landmarks_is_refused_before_another_row_trains(launch, tmp_path):

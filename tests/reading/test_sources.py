@@ -19,7 +19,7 @@ from landmark.documents.document import FILE
 from landmark.documents.patches import Places, differences, file_text
 from landmark.memory.blocks.shares import Watched
 from landmark.models.huggingface import wrap
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.reading.sources import find, passages, text_of
 from tests.models.huggingface.conftest import make_model, make_tokenizer
 
@@ -116,7 +116,7 @@ def read_and_found(model, documents, question, most, alone=False, tokenizer=None
     document = whole.as_read(answering.chats.decode(before))
     ids, null = (answering.ids(each, False) for each in (question, "N/A"))
     with answering.prefixes.using([*before, *ids]) as cache:
-        answering.read(torch.tensor([[*before, *ids]]), cache)
+        finished(answering.read(torch.tensor([[*before, *ids]]), cache))
         kept = cache.memory.layers[1].keys.clone()
         found = find(answering, cache, document.parts(), before, ids, null, most, alone)
         assert torch.equal(cache.memory.layers[1].keys, kept)

@@ -1,4 +1,4 @@
-"""Checks of settings that must go together. The model, the memory and extensions check their own. Loads no torch."""
+"""Checks of settings that must go together. The model and the memory check their own. Loads no torch."""
 
 import math
 import re
@@ -7,13 +7,21 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from landmark.experiment.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
+from landmark.experiment.config.schema import (
+    SYNTHETIC,
+    UNIQUE_BLOCKS,
+    Config,
+    ModelConfig,
+    TeachConfig,
+    TrainConfig,
+    value_of,
+)
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import find_extension, hooks
 from landmark.utils.setting import check_value
+from landmark.utils.trust import find_module
 
 
 class Used(NamedTuple):
@@ -80,7 +88,8 @@ def _has_sources(config: Config) -> bool:
 
 
 def _has_seed(config: Config) -> bool:
-    is_drawn = config.task in ("generate", "chat") or config.retrieval.scorer == "random"
+    is_drawn = config.task in ("generate", "chat", "teach")
+    is_drawn = is_drawn or (config.retrieval.scorer == "random" and not config.model.as_is)
     return _is_trained_here(config) or is_drawn
 
 
@@ -96,7 +105,7 @@ _LANDMARK_FIELDS, _BLOCK_CACHE_FIELDS = (
 _MEMORY_FIELDS = _BLOCK_CACHE_FIELDS | _LANDMARK_FIELDS
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
-_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "bits", "lora_rank", "block_size", "cache")
+_OF_OTHERS = ("architecture", "name", "as_is", "dtype", "bits", "lora_rank", "landmarks", "block_size", "cache")
 _OF_OURS = (
     *("cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
@@ -143,6 +152,11 @@ _NEEDED = (
         lambda c: not c.model.as_is,
     ),
     Used(
+        ("model.landmarks",),
+        "model=pretrained, whose retrieval.scorer they are",
+        lambda c: bool(c.model.as_is) and c.model.kind == "landmark" and c.retrieval.scorer == MemorySettings.scorer,
+    ),
+    Used(
         ("model.as_is", "model.dtype", "model.bits", "model.lora_rank"),
         "a model that model.name gives",
         lambda c: not _is_ours(c),
@@ -151,6 +165,16 @@ _NEEDED = (
         ("data.repeats", "data.tasks", "data.passkeys", "eval.task"),
         "the text of a corpus",
         lambda c: c.data.name not in SYNTHETIC,
+    ),
+    Used(
+        (
+            "data.tasks",
+            "data.passkeys",
+            "eval.task",
+            *(key for key in _MEMORY_FIELDS if key not in ("retrieval.k", "seed")),
+        ),
+        "models with a memory; model.masked=true reads whole texts, without one",
+        lambda c: not c.model.masked,
     ),
     Used(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
     Used(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
@@ -166,7 +190,11 @@ _OF_KINDS = tuple(
 )
 
 # Keys of which one at most is set.
-_ALTERNATIVES = (("data.tasks", "data.passkeys"), ("model.name", "model.architecture"))
+_ALTERNATIVES = (
+    ("data.tasks", "data.passkeys"),
+    ("model.name", "model.architecture"),
+    ("model.masked", "model.architecture"),
+)
 
 _OF_TASKS = (
     Used(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
@@ -177,6 +205,7 @@ _OF_TASKS = (
         "model=pretrained, and an answer about prompt_file or memory.load",
         _has_sources,
     ),
+    Used(tuple(f"teach.{item.name}" for item in fields(TeachConfig)), "task=teach", lambda c: c.task == "teach"),
     Used(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 
@@ -203,13 +232,13 @@ def check(config: Config) -> None:
             f"tokenizer={config.tokenizer.name}: {config.model.name} knows the ids of its own alone, leave it"
         )
     if (own := config.model.architecture) is not None and "." not in own:
-        find_extension("landmark.models", own, "Model", key="model.architecture")
+        find_module("landmark.models", own, "Model", key="model.architecture")
     if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
         raise UserError(f"memory.folder={config.memory.folder}: there is no such folder, make it before")
     _check_training(config)
     _check_evaluation(config)
-    for check_own_settings in hooks(config, "check"):
-        check_own_settings(config)
+    if config.model.masked:
+        _check_masked(config)
 
 
 def check_task(config: Config) -> None:
@@ -224,12 +253,13 @@ def resolve(config: Config) -> Config:
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
-    for resolved in hooks(config, "resolved"):
-        config = resolved(config)
-    if config.model.as_is and config.memory.dense is None:  # rows measure blocks, on each device alike
+    is_row = config.task not in ("generate", "chat")  # rows measure blocks, on each device alike
+    if is_row and config.model.as_is and config.memory.dense is None:
         config = replace(config, memory=replace(config.memory, dense=0))
     if config.eval.local is not None:
         return config
+    if config.model.masked:
+        return replace(config, eval=replace(config.eval, local=config.eval.length))
     natural = {
         "transformer": min(config.memory.window or config.eval.length, config.eval.length),
         "landmark": min(DEFAULT_CHUNK, config.eval.length),
@@ -289,10 +319,21 @@ def _check_training(config: Config) -> None:
         raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")
 
 
+def _check_masked(config: Config) -> None:
+    if config.data.name in SYNTHETIC or config.task in ("generate", "inspect"):
+        raise UserError(f"model.masked=true: is for text of a corpus, not data={config.data.name} task={config.task}")
+    if config.eval.local not in (None, length := config.eval.length):
+        raise UserError(f"eval.local={config.eval.local}: model.masked=true reads all of eval.length={length} at once")
+    if config.model.kind == "landmark" and config.retrieval.k < 1:
+        raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
+
+
 def _check_evaluation(config: Config) -> None:
     settings, length, span = config.eval, config.eval.length, config.eval.span
     if _reads_spans(config) and settings.tokens is not None and length > span:
         raise UserError(f"eval.length={length} is longer than eval.span={span}: raise eval.span to at least {length}")
+    if config.model.kind == "transformer" and config.memory.window == 0:
+        raise UserError("memory.window=0: must be at least 1, for a query reads its own key")
     if settings.probe is not None and (length < 4 or length % 2):
         raise UserError(
             f"eval.length={length}: must be a multiple of 2, at least 4: eval.task=copy reads its half twice"

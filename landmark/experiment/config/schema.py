@@ -25,6 +25,7 @@ QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
 MOST_SOURCES = 20  # passages behind an answer
 UNIQUE_BLOCKS = "unique_blocks"
+LANDMARKS = "landmarks"  # the scorer of `model.landmarks`
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = {  # what `task=` chooses, in place of training and evaluating
     "table": "print and draw the table of the rows that have a record",
@@ -33,6 +34,7 @@ TASKS = {  # what `task=` chooses, in place of training and evaluating
     "prepare": "tokenise the corpora of the rows",
     "plan": "print what is missing and what it costs; make nothing",
     "generate": "print what follows a prompt, as it is generated",
+    "teach": "learn landmarks from a pretrained model, whose weights stay, and write them to model.landmarks",
     "chat": "a conversation in the terminal, about a file or without one",
     "inspect": "write a page that shows the blocks retrieved for each token of a text",
     "status": "print what is done, running, stopped or missing, and the command that makes the rest",
@@ -115,12 +117,14 @@ class TrainerConfig:
 class RetrievalConfig(memory_fields("retrieval")):
     """Which blocks a landmark model retrieves."""
 
+    scorer: Any = MemorySettings.scorer  # of a model without landmarks that is its default, mean_key
+
 
 @dataclass
 class MemoryConfig(memory_fields("memory")):
     """What is kept between the chunks of a long input."""
 
-    window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
+    window: int | None = setting(None, least=0)  # transformer: last keys kept; model=pretrained: as of a memory
     sinks: int = setting(4, least=0)  # transformer with a window: first keys kept
     # task=generate, chat: folder of a saved memory to go on from; [a,b]: of texts that were read alone, asked together
     load: Any = None
@@ -204,11 +208,23 @@ class GenerateConfig:
 
 
 @dataclass
+class TeachConfig:
+    """How task=teach learns landmarks. A step is one window of text (`landmark.models.huggingface.teaching`)."""
+
+    steps: int = setting(160, least=1)
+    length: int = setting(3072, least=2)  # tokens of a window
+    vectors: int = setting(4, least=1)  # that stand for a block; the paper has one
+    queries: int = setting(384, least=1)  # of a window, whose attention is learned
+    max_lr: float = setting(2e-3, above=0)
+    repeats: float = setting(0.5, least=0, most=1)  # share of windows that repeat spans of their own, and numbers
+
+
+@dataclass
 class LoggerConfig:
     """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
     service: str = one_of("wandb", "csv")  # csv: nowhere else
-    weights: bool = True  # upload the trained model to W&B; else its artifact has a checksum and the place alone
+    weights: bool = False  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
 
 
@@ -256,13 +272,18 @@ class Config:
     positions: PositionsConfig = field(default_factory=PositionsConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+    teach: TeachConfig = field(default_factory=TeachConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
 def memory_settings(config: Config) -> MemorySettings | BlockCacheSettings:
     """How a row's model reads, with landmarks or without. Raises UserError for settings that make no sense."""
     kind = BlockCacheSettings if config.model.as_is else MemorySettings
-    return kind(**{item.name: value_of(config, item.metadata["key"]) for item in fields(kind)})
+    given = {item.name: value_of(config, item.metadata["key"]) for item in fields(kind)}
+    if config.model.as_is and given["scorer"] == MemorySettings.scorer:
+        file = None if config.task == "teach" else config.model.landmarks
+        given["scorer"] = BlockCacheSettings.scorer if file is None else {"name": LANDMARKS, "file": file}
+    return kind(**given)
 
 
 def value_of(config: Config, key: str) -> Any:
@@ -319,7 +340,9 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
         )
     if is_command:
         read = config.output, config.run, config.model.name, *map(str, config.memory.loaded)
-        name_modules((config.model.architecture, config.data.name), outside=read)
+        scorer = config.retrieval.scorer
+        named = scorer.get("name") if isinstance(scorer, dict) else scorer
+        name_modules((config.model.architecture, config.data.name, named), outside=read)
     return config
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
+from landmark.experiment.data.masked import masked_tokens
 from landmark.experiment.data.passkey import Passkey
 from landmark.experiment.data.ruler.material import Essays
 from landmark.experiment.data.ruler.samples import RulerSamples
@@ -16,7 +17,6 @@ from landmark.experiment.data.synthetic_windows import MixedWindows, SyntheticWi
 from landmark.experiment.data.windows import ControlledLandmarks, PositionalJumps, Repeats, TrainingWindows
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import hooks
 from landmark.utils.window_batch import WindowBatch, most_blocks
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class WindowDataModule(lightning.LightningDataModule):
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
-        self._changes = [data(config, tokenizer) for data in hooks(config, "window_data")]
+        self._masked = masked_tokens(tokenizer) if config.model.masked else None
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(_Batches(self._train_batches), batch_size=None)
@@ -92,8 +92,8 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, controlled=self._controlled.for_step(self._seed, step, indices))
             if self._jumps is not None and batch.phase is not None:
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
-            for change in self._changes:
-                batch = change.for_step(batch, self._seed, step, indices)
+            if self._masked is not None:
+                batch = self._masked.for_step(batch, self._seed, step, indices)
             if self.micro_batch is None:
                 yield batch
             else:
@@ -108,8 +108,8 @@ class WindowDataModule(lightning.LightningDataModule):
             batch = self.validation.at(numbers)
             if self._controlled is not None:
                 batch = replace(batch, controlled=self._controlled.for_validation(numbers))
-            for change in self._changes:
-                batch = change.for_validation(batch, numbers)
+            if self._masked is not None:
+                batch = self._masked.for_validation(batch, numbers)
             yield batch
 
     def _share(self) -> range:

@@ -11,7 +11,7 @@ tokens. By bytes and words, perplexities of different tokenizers compare. Loads 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,6 +92,12 @@ def copies(settings: "EvalConfig", stream: Stream) -> tuple[np.ndarray, list[int
     starts = [segment.start for segment in segments(len(stream), half, count * half, half)]
     once = np.stack([stream.tokens[start : start + half] for start in starts]).astype(np.int64)
     return np.concatenate([once, once], axis=1), starts
+
+
+def document_starts(tokens: np.ndarray, end: int, places: Sequence[int]) -> list[int]:
+    """The first tokens of the documents in a stream (N,) in which these places are. end: id after each document."""
+    starts = np.concatenate([[0], np.flatnonzero(tokens == end) + 1])
+    return np.unique(starts[np.searchsorted(starts, places, side="right") - 1]).tolist()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from landmark.experiment.data.synthetic import Piece, Prompt, SyntheticData, TrainingText, encode, filled
 from landmark.experiment.data.tokenizers import Tokenizer
-from landmark.utils.constants import ANSWER_WEIGHT, DENSE_SHARE, PASSKEY_VERSION
+from landmark.utils.constants import ANSWER_WEIGHT, DENSE_SHARE, PASSKEY_PROMPTS_VERSION, PASSKEY_VERSION
 from landmark.utils.errors import UserError
 
 INTRODUCTION = (
@@ -30,15 +30,18 @@ _SPARE = 8  # tokens by which filler that is cut anywhere may exceed its usual n
 
 class Passkey(SyntheticData):
     """needles: keys in a prompt; of several, one is asked for. dense: fraction of training windows that are dense from
-    their beginning. answer_weight: of the loss of digits that are in the text before; others have none.
+    their beginning. answer_weight: of the loss of digits that are in the text before; others have none. generated:
+    tokens that a prompt leaves for the answer.
     """
 
     name = "passkey"
 
-    def __init__(self, needles: int = 1, dense: float = DENSE_SHARE, answer_weight: float = ANSWER_WEIGHT):
-        self.needles, self.dense, self.answer_weight = needles, dense, answer_weight
+    def __init__(
+        self, needles: int = 1, dense: float = DENSE_SHARE, answer_weight: float = ANSWER_WEIGHT, generated: int = 0
+    ):
+        self.needles, self.dense, self.answer_weight, self.generated = needles, dense, answer_weight, generated
         self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": PASSKEY_VERSION}
-        self.prompt_settings = {"needles": needles, "version": 1}
+        self.prompt_settings = {"needles": needles, "version": PASSKEY_PROMPTS_VERSION}
 
     def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
         """Texts one after another, of which only the first may be a prompt."""
@@ -50,7 +53,8 @@ class Passkey(SyntheticData):
         return filled(length, tokenizer.eot, text)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """A prompt of `length` tokens, or a few less, because filler is added by characters."""
+        """A prompt that fills `length` tokens with its answer, or a few less, because filler is added by characters."""
+        room = length - self.generated
         needles = _needles(rng, self.needles)
         state = rng.bit_generator.state
 
@@ -58,9 +62,9 @@ class Passkey(SyntheticData):
             rng.bit_generator.state = state
             return encode(self._prompt(rng, needles, filler), tokenizer)[0]
 
-        if len(tokens(0)) > length:
-            raise UserError(f"eval.length={length}: a passkey prompt needs at least {len(tokens(0))} tokens")
-        filler = bisect.bisect(range(1, 8 * length + 1), length, key=lambda characters: len(tokens(characters)))
+        if (least := len(tokens(0)) + self.generated) > length:
+            raise UserError(f"eval.length={length}: a passkey prompt and its answer need at least {least} tokens")
+        filler = bisect.bisect(range(1, 8 * room + 1), room, key=lambda characters: len(tokens(characters)))
         return Prompt(tokens(filler), str(needles[0][1]))
 
     def score(self, text: str, answer: str) -> float:

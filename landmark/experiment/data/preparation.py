@@ -23,6 +23,7 @@ from landmark.utils.files import held_lock, name_in_errors, sealed, write_json
 from landmark.utils.hardware import cores
 from landmark.utils.progress import new_bar
 
+TEXTS = "texts_sha256"  # of a split in the manifest: hash of its documents' hashes
 _CAPACITY = 2_000_000  # characters in memory per core
 _LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
 _log = logging.getLogger(__name__)
@@ -62,6 +63,28 @@ def find(name: str, tokenizer: Tokenizer, cache: str | Path, **source: Any) -> C
     return _open(folder, tokenizer) if (folder / MANIFEST).exists() else None
 
 
+def check_texts(name: str, tokenizer: Tokenizer, cache: str | Path, **source: Any) -> bool:
+    """Read the files of a prepared corpus again, and compare the hash of their texts; of which otherwise names, sizes
+    and modification times are compared. Returns whether that could be done. Arguments of `prepare`. Raises UserError
+    where a text has changed.
+    """
+    folder, opened = _place(name, tokenizer, cache, **source)
+    splits = _open(folder, tokenizer).manifest["splits"]
+    if opened is None or "listing_sha256" not in opened.identity or any(TEXTS not in each for each in splits.values()):
+        return False
+    for split, entry in splits.items():
+        digest = hashlib.sha256()
+        for document in opened.documents(split):
+            if document.text:
+                digest.update(hashlib.sha256(document.text.encode()).digest())
+        if digest.hexdigest() != entry[TEXTS]:
+            raise UserError(
+                f"{opened.origin}: texts of the split {split} have changed since {folder} was prepared, though names, "
+                f"sizes and times of the files are the same: delete {folder} and prepare it again"
+            )
+    return True
+
+
 def _place(
     name: str,
     tokenizer: Tokenizer,
@@ -95,6 +118,8 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
     folder.mkdir(exist_ok=True)
     try:
         splits = {split: _write_split(source, split, tokenizer, folder, progress) for split in SPLITS}
+        for line in source.report():
+            _log.info(line)
         manifest = {
             "format": FORMAT,
             "source": {**source.identity, "origin": source.origin},
@@ -120,13 +145,13 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
 
 def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path, progress: bool) -> dict[str, Any]:
     """Write the stream of a split. Returns its entry of the manifest. Raises UserError where no document has text."""
-    file, digest = folder / f"{split}.bin", hashlib.sha256()
+    file, digest, texts = folder / f"{split}.bin", hashlib.sha256(), hashlib.sha256()
     end = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes()
     counts = Counter(dict.fromkeys(("tokens", "documents", "bytes", "words"), 0))
 
-    def tokenise(document: Document) -> tuple[np.ndarray, int, int]:
+    def tokenise(document: Document) -> tuple[np.ndarray, bytes, int, int]:
         text = document.text.encode()
-        return tokenizer.encode(document.text), len(text), len(document.text.split())
+        return tokenizer.encode(document.text), hashlib.sha256(text).digest(), len(text), len(document.text.split())
 
     filled = (document for document in source.documents(split) if document.text)
     in_all = source.num_bytes(split)
@@ -134,10 +159,11 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
     file.unlink(missing_ok=True)  # what stands there may be a pipe, or a link to a file of somebody's
     with bar, name_in_errors(file), open(file, "wb") as output, ThreadPoolExecutor(cores()) as pool:
         batches = batches_of(filled, _CAPACITY * cores())
-        for ids, num_bytes, words in (done for batch in batches for done in pool.map(tokenise, batch)):
+        for ids, text_sha256, num_bytes, words in (done for batch in batches for done in pool.map(tokenise, batch)):
             for part in (ids.tobytes(), end):
                 output.write(part)
                 digest.update(part)
+            texts.update(text_sha256)
             counts.update(tokens=len(ids) + 1, documents=1, bytes=num_bytes, words=words)
             shown = f"{counts['documents']} documents, {counts['tokens'] / 1e6:.1f} M tokens"
             bar.set_postfix_str(shown, refresh=False)
@@ -145,8 +171,10 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         output.flush()
         os.fsync(output.fileno())
     if not counts["documents"]:
-        raise UserError(f"{source.name}: split {split!r} of {source.origin} has no text: every document is empty")
-    return {"file": file.name, **counts, "sha256": digest.hexdigest()}
+        raise UserError(
+            f"{source.name}: split {split!r} of {source.origin} has no text: its documents are empty or too short"
+        )
+    return {"file": file.name, **counts, "sha256": digest.hexdigest(), TEXTS: texts.hexdigest()}
 
 
 def batches_of(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:

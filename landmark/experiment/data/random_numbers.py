@@ -8,7 +8,7 @@ import numpy as np
 from landmark.experiment.data.sources import SPLITS
 
 # Independent streams of random numbers for the same seed and step.
-STARTS, CONTROLLED, JUMPS, REPEATS, _, TASKS = range(6)  # extensions have others
+STARTS, CONTROLLED, JUMPS, REPEATS, _, TASKS, MASKS = range(7)
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:

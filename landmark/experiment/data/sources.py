@@ -10,8 +10,8 @@ from typing import Any
 from landmark.documents import Document
 from landmark.documents.encoding import decode
 from landmark.utils.errors import UserError, in_one_line
-from landmark.utils.extensions import load_extension
 from landmark.utils.files import open_written
+from landmark.utils.trust import load_from_module
 
 SPLITS = ("train", "validation", "test")
 
@@ -33,6 +33,10 @@ class Source:
         """Expected bytes of text, for the progress bar; None: unknown."""
         return None
 
+    def report(self) -> list[str]:
+        """Lines on what was read and what was left out, after all splits were read."""
+        return []
+
 
 class FirstDocuments(Source):
     """The first `count` documents of each split of another source."""
@@ -50,7 +54,7 @@ class FirstDocuments(Source):
 
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
     """The corpus of `landmark.experiment.data.<name>`. Raises UserError for an unknown name and missing documents."""
-    make_source = load_extension("landmark.experiment.data", name, "make_source", key="data.name")
+    make_source = load_from_module("landmark.experiment.data", name, "make_source", key="data.name")
     return make_source(None if path is None else Path(path), **options)
 
 

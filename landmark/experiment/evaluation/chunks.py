@@ -57,6 +57,10 @@ def attention_size(
     chunk. dropped: share of lookups that the context miss token drops.
     """
     memory, block = config.memory, model.block_size
+    if model.masked:
+        if block is None:
+            return length, 0.0
+        return min(length, (1 + config.retrieval.k) * block), max(0, length // block - 1)
     if model.kind != "landmark" or block is None:
         kept = model.recurrence.cache if model.recurrence else 0
         if model.kind == "transformer":
@@ -84,8 +88,9 @@ def attention_size(
 def _without_landmarks(block: int, settings: BlockCacheSettings, length: int) -> tuple[float, float]:
     """`attention_size` of a text without landmarks (`landmark.memory.blocks.attention`)."""
     keys = scored = 0
+    window = -(-settings.window // block) * block
     for start in range(0, length, block):
-        queries, far = min(block, length - start), max(0, start - settings.window) // block
+        queries, far = min(block, length - start), max(0, start - window) // block
         if far <= settings.k or start < (settings.dense or 0):
             keys += queries * start
         else:

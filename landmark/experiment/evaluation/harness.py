@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,6 +88,8 @@ class LandmarkLM(TemplateLM):
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
         has_memory = self.model.new_memory(**memory) is not None
         self._local = local or self.model.config.window or DEFAULT_CHUNK
+        finds_blocks = has_memory and self.model.config.kind == "landmark" and self.model.config.landmark_id is None
+        self._most = None if finds_blocks else self._local  # a text without landmarks may be cut anywhere
         limit = None if has_memory or bare is None else getattr(bare.config, "max_position_embeddings", None)
         self.max_length: int | None = max_length or limit
 
@@ -207,7 +208,8 @@ class LandmarkLM(TemplateLM):
         else:
             decode = self._answering.chats.decode
             memory = self.model.unlimited_memory(len(contexts[0]) + most) if memory is None else memory
-            steps = self._answering.steps(contexts, memory, sampling, most)
+            events = self._answering.steps(contexts, memory, sampling, most)
+            steps = (event for event in events if isinstance(event, list))
         answers = [Answer(decode, until) for _ in contexts]
         for step in steps:
             for answer, token in zip(answers, step, strict=True):
@@ -230,28 +232,17 @@ class LandmarkLM(TemplateLM):
         for row, continuation in zip(targets, continuations, strict=True):
             row[-len(continuation) :] = torch.tensor(continuation)
         found: list[tuple[Tensor, Tensor]] = []
-        self.model.announce(memory, length)
-        first = length - max(map(len, continuations))  # that gets logits
-        for start, stop in pairwise([0, *self._cuts(memory, length, first)]):
-            chunk, skipped = inputs[:, start:stop], max(0, first - start)
-            if start + skipped >= stop:
-                self.model.read_on(chunk, memory)
+        kept = max(map(len, continuations))
+        for read, logits in self.model.read_text(inputs, memory, kept, self._most):
+            if logits is None:
                 continue
-            logits, wanted = self.model(chunk, memory=memory)[:, skipped:], targets[:, start + skipped : stop]
+            wanted = targets[:, read - logits.shape[1] : read]
             found.append((F.log_softmax(logits, -1).gather(2, wanted[..., None])[..., 0], logits.argmax(-1) == wanted))
         scores, are_best = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         return [
             (float(scores[row, -len(each) :].sum()), bool(are_best[row, -len(each) :].all()))
             for row, each in enumerate(continuations)
         ]
-
-    def _cuts(self, memory: Any, length: int, first: int) -> list[int]:
-        """Where the reading of a text is cut. first: the first token that gets logits; where the memory allows cuts
-        anywhere, those of `local` tokens are made at a time.
-        """
-        cuts = self.model.stops(memory, length, self._local)
-        reads_blocks = self.model.config.kind == "landmark" and self.model.config.landmark_id is None
-        return sorted({*cuts, *range(first or self._local, length, self._local)}) if reads_blocks else cuts
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:

@@ -18,7 +18,6 @@ from landmark.experiment.evaluation.chunks import attention_size, chunk_length, 
 from landmark.memory.retrievals import RATES, Observer, with_rates
 from landmark.models.head_loss import IN_CACHE
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
-from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.experiment.config import Config
@@ -71,17 +70,14 @@ class Measurement:
         with inference(self._model, self._config):
             return segment_losses(self._model, ids, self.local, memory).cpu().numpy()
 
-    def entries(
-        self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
-    ) -> dict[str, Any]:
+    def entries(self, tokens: int, length: int | None = None) -> dict[str, Any]:
         """What every record has: keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second,
         peak_memory_bytes, memory (counters). tokens: read in that time. length: of a text (None: `eval.length`).
-        attended: the first two (None: of a causal model with its memory).
         """
         counters = with_rates(self._counters)
         length = self._config.eval.length if length is None else length
         drop_rate = counters.get("drop_rate", 0.0)
-        keys, scored = attended or attention_size(self._model.config, self._config, length, self.local, drop_rate)
+        keys, scored = attention_size(self._model.config, self._config, length, self.local, drop_rate)
         return {
             "keys_attended": keys,
             "landmarks_scored": scored,
@@ -102,8 +98,11 @@ def alike(kinds: Sequence[Any], most: int) -> Iterator[list[int]]:
 
 def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory: Any) -> Tensor:
     """Losses (B, L) of predictions of raw ids (B, L+1). memory: empty, for the batch; None: nothing is kept."""
-    chunks = zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True)
-    return torch.cat([token_losses(model(chunk, memory=memory), following) for chunk, following in chunks], 1)
+    losses = []
+    for read, logits in model.read_text(tokens[:, :-1], memory, kept=tokens.shape[1] - 1, most=local):
+        assert logits is not None
+        losses.append(token_losses(logits, tokens[:, 1 + read - logits.shape[1] : 1 + read]))
+    return torch.cat(losses, 1)
 
 
 def token_losses(logits: Tensor, following: Tensor) -> Tensor:
@@ -164,13 +163,7 @@ class SegmentLosses:
 
 
 def loss_entries(segments: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """tokens, nll (nats a token), nll_se, perplexity, perplexity_se, segments [[first token counted, tokens, nats]]."""
-    mean, error = mean_and_error(segments)
-    return {
-        "tokens": sum(int(tokens) for _, tokens, _ in segments),
-        "nll": mean,
-        "nll_se": error,
-        "perplexity": math.exp(mean),
-        "perplexity_se": math.exp(mean) * error,
-        "segments": segments,
-    }
+    """tokens, nll (nats a token), perplexity, segments [[first token counted, tokens, nats]]."""
+    tokens, nll = sum(int(tokens) for _, tokens, _ in segments), math.fsum(nats for *_, nats in segments)
+    nll /= tokens
+    return {"tokens": tokens, "nll": nll, "perplexity": math.exp(nll), "segments": segments}

@@ -12,18 +12,27 @@ from torch import Tensor
 
 from landmark.experiment.config.schema import UNIQUE_BLOCKS
 from landmark.experiment.data.evaluation_texts import copies, segments, text_size
+from landmark.experiment.data.masked import masked_tokens
 from landmark.experiment.evaluation.chunks import penultimate_chunk_start
-from landmark.experiment.evaluation.measurement import Measurement, Progress, SegmentLosses, loss_entries
+from landmark.experiment.evaluation.measurement import (
+    Measurement,
+    Progress,
+    SegmentLosses,
+    inference,
+    loss_entries,
+    token_losses,
+)
 from landmark.experiment.evaluation.retrieval import RetrievalMap, RetrievalStatistics
 from landmark.memory import Memory
-from landmark.utils.significance import clopper_pearson, mean_and_error
+from landmark.models.masked import MaskedDecoder
+from landmark.utils.significance import score_interval
 
 if TYPE_CHECKING:
     from landmark.experiment.config import Config
     from landmark.experiment.data import Stream, SyntheticCorpus, Tokenizer
     from landmark.models import LanguageModel
 
-__all__ = ["evaluate", "evaluate_copy", "evaluate_recall"]
+__all__ = ["evaluate", "evaluate_copy", "evaluate_masked", "evaluate_recall"]
 
 
 def evaluate(
@@ -62,14 +71,43 @@ def evaluate(
     return results if retrieval is None else results | {"retrieval": retrieval.summary()}
 
 
+def evaluate_masked(
+    model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Masked perplexity of one row. The same tokens are hidden for every model, and at every length.
+
+    The whole text is read at once, layer by layer. A query of a landmark model attends to its own block and to the k
+    others, earlier or later, whose landmarks have the highest scores. Returns the entries of `SegmentLosses`, of hidden
+    tokens, and of `Measurement`. Raises UserError if the settings do not fit the split or the model.
+    """
+    settings, measured = config.eval, Measurement(model, config, progress)
+    cut = segments(len(stream), settings.length, settings.tokens, settings.span)
+    masks = masked_tokens(tokenizer)
+    assert isinstance(model, MaskedDecoder)
+    model.retrieved = config.retrieval.k if model.config.kind == "landmark" else None
+    counted = SegmentLosses(settings.length)
+    for numbers in measured.batches([segment.length for segment in cut]):
+        batch = [cut[number] for number in numbers]
+        raw = np.stack([stream.tokens[s.start : s.start + s.length] for s in batch]).astype(np.int64)
+        tokens = torch.from_numpy(raw).to(measured.device)
+        shown, hidden = masks.mask_text(tokens, [segment.start for segment in batch])
+        with inference(model, config):
+            logits = model(shown)
+            losses = token_losses(logits, tokens)
+        for segment, loss, is_hidden in zip(batch, losses.cpu().numpy(), hidden.cpu().numpy(), strict=True):
+            places = np.arange(segment.length - segment.counted, segment.length)
+            counted.add(segment.start + segment.length - segment.counted, loss, places[is_hidden[places]])
+    return counted.entries() | measured.entries(measured.done)
+
+
 def evaluate_copy(
     model: LanguageModel, stream: Stream, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
     """The loss on stretches of text that come twice, each counted from its second token on; otherwise as `evaluate`.
 
     Returns prompts (segments); the entries of `loss_entries` of the second copies and those of `Measurement`;
-    first_copy, first_copy_se, second_copy, second_copy_se (nats a token, standard errors over segments) and
-    first_segments; where a memory of landmarks retrieves, copy_map (see `RetrievalMap.summary`).
+    first_copy, second_copy (nats a token) and first_segments; where a memory of landmarks retrieves, copy_map (see
+    `RetrievalMap.summary`).
     """
     settings, measured = config.eval, Measurement(model, config, progress)
     tokens, starts = copies(settings, stream)
@@ -85,16 +123,14 @@ def evaluate_copy(
         summed = losses[:, copy * length // 2 :][:, : length // 2 - 1].sum(1)
         return [[start + 1, length // 2 - 1, value.item()] for start, value in zip(starts, summed, strict=True)]
 
-    second, compared = loss_entries(sums(1)), sums(0)
-    first, first_error = mean_and_error(compared)
+    second, first = loss_entries(sums(1)), loss_entries(sums(0))
     copy_map = None if observer is None else observer.summary(count)
     return {
         "prompts": count,
         **second,
         # The last token of a segment is predicted and not read.
         **measured.entries(measured.done, settings.length - 1),
-        **{"first_copy": first, "first_copy_se": first_error, "first_segments": compared},
-        **{"second_copy": second["nll"], "second_copy_se": second["nll_se"]},
+        **{"first_copy": first["nll"], "first_segments": first["segments"], "second_copy": second["nll"]},
         **({} if copy_map is None else {"copy_map": copy_map}),
     }
 
@@ -134,7 +170,7 @@ def evaluate_recall(
             text = tokenizer.decode(ids)
             answers[n] = [prompts[n].answer, text]
             correct[n] = corpus.data.score(text, prompts[n].answer)
-    low, high = score_interval(correct)
+    low, high = score_interval([correct])
     return {
         "accuracy": sum(correct) / len(correct),
         "accuracy_low": low,
@@ -145,12 +181,6 @@ def evaluate_recall(
         "tokens": measured.done,
         **measured.entries(measured.done),
     }
-
-
-def score_interval(scores: Sequence[float]) -> tuple[float, float]:
-    """Bounds of the 95 % interval (Clopper–Pearson) of a mean of scores 0…1, a prompt as one trial, or wider."""
-    total = round(sum(scores), 9)
-    return clopper_pearson(math.floor(total), len(scores))[0], clopper_pearson(math.ceil(total), len(scores))[1]
 
 
 def evidence_blocks(evidence: Sequence[Sequence[tuple[int, int]]], block_size: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from landmark.utils.errors import counted
 from landmark.utils.measured import TEXT, kind_of
-from landmark.utils.significance import Difference
+from landmark.utils.significance import Error, Mean, Text, mean_loss, over_seeds, score_interval
 
 Record = dict[str, Any]
 
@@ -17,14 +17,16 @@ Record = dict[str, Any]
 @dataclass(frozen=True)
 class Source:
     """What a row is made of. records: one per seed. printed: the paper's row with these settings, or nothing.
-    difference: from the row `against`, paired on the same text; None where the texts differ.
+    difference: from the row `against`, paired on the same text; None where the texts differ. text: what its units can
+    be.
     """
 
     name: str
     records: Sequence[Record]
     printed: dict[str, str]
     against: str
-    difference: Difference | None
+    difference: Mean | None
+    text: Text
 
     def results(self, *keys: str) -> list[Any]:
         """A result of every seed, which these keys lead to; None where it is missing."""
@@ -38,10 +40,26 @@ class Source:
         found = self.results(*keys)
         return None if None in found else statistics.fmean(found)
 
-    def deviation(self, *keys: str) -> float | None:
-        """The standard deviation of a result over seeds; None where there is one, or a seed lacks the result."""
+    def over_seeds(self, *keys: str) -> Error | None:
+        """The error of a result over seeds; None where there is one, or a seed lacks the result."""
         found = self.results(*keys)
-        return None if None in found or len(found) == 1 else statistics.stdev(found)
+        return None if None in found else over_seeds(found)
+
+    def loss(self, segments: str = "segments") -> Mean | None:
+        """The mean loss; None where a record has no segments."""
+        found = self.results(segments)
+        return None if None in found else mean_loss(found, self.text)
+
+
+def text_of(records: Sequence[Record]) -> Text:
+    """What the units of a text can be, for all rows: documents where all records know theirs; spans that are no shorter
+    than a row's segments.
+    """
+    read = [record for record in records if "segments" in record["results"]]
+    settings = [record["settings"] for record in read]
+    span = max([Text.span, *(max(each.get("span") or 0, each["eval_length"]) for each in settings)])
+    documents = [record["results"].get("documents") for record in read]
+    return Text(span, None if None in documents else sorted(set().union(*documents)))
 
 
 Reducer = Callable[[Source], Any]
@@ -57,19 +75,34 @@ def mean(*keys: str) -> Reducer:
     return lambda source: source.mean(*keys)
 
 
-def spread_of(key: str) -> Reducer:
-    """Standard error of a result over segments (one seed), or its standard deviation over seeds."""
-    return lambda source: source.results(f"{key}_se")[0] if len(source.records) == 1 else source.deviation(key)
+def error_of_loss(segments: str) -> Reducer:
+    """Standard error of a mean loss: over seeds, of one over the text."""
+    return lambda source: (found := source.loss(segments)) and found.error
 
 
-def bound_of_accuracy(bound: str, sign: int) -> Reducer:
-    """A bound of the accuracy of one seed, from its record; of several the mean and a standard deviation either way."""
+def error_of_perplexity(source: Source) -> float | None:
+    """The same of the perplexity."""
+    if (error := source.over_seeds("perplexity")) is not None:
+        return error.value
+    return text_error_of_perplexity(source)
+
+
+def text_error_of_perplexity(source: Source) -> float | None:
+    """Over units of the text, of the seeds' mean."""
+    loss, perplexity = source.loss(), source.mean("perplexity")
+    return None if loss is None or perplexity is None or loss.text.value is None else perplexity * loss.text.value
+
+
+def bound_of_accuracy(bound: int) -> Reducer:
+    """A bound of the 95 % interval of the accuracy."""
 
     def reduce(source: Source) -> float | None:
-        mean, deviation = source.mean("accuracy"), source.deviation("accuracy")
-        if mean is None or deviation is None:
-            return source.mean(bound)
-        return min(1.0, max(0.0, mean + sign * deviation))
+        if source.mean("accuracy") is None:
+            return None
+        if len(source.records) == 1:
+            return source.results(("accuracy_low", "accuracy_high")[bound])[0]
+        results = [record["results"] for record in source.records]
+        return score_interval([[each["accuracy"]] * each["prompts"] for each in results])[bound]
 
     return reduce
 
@@ -83,6 +116,13 @@ def share_of_searching(source: Source) -> float:
     """Share of the time that the search for blocks took."""
     shares = zip(source.results("memory", "seconds_searching"), source.results("seconds"), strict=True)
     return statistics.fmean(searching / seconds for searching, seconds in shares)
+
+
+def tokens_read(source: Source) -> float | None:
+    """Tokens of a prompt as the model reads it, mean, with those that begin a text and without the answer."""
+    if kind_of(source.records[0]["results"]) != "answers" or None in source.results("tokens"):
+        return None
+    return statistics.fmean(each / source.results("prompts")[0] for each in source.results("tokens"))
 
 
 def printed(key: str, kind: type) -> Reducer:
@@ -135,7 +175,7 @@ def _copy(which: str) -> Any:
 
 
 def _perplexity(value: float, row: "TableRow") -> str:
-    """Perplexity ± its spread, to the digits that the spread leaves meaning; of probes other columns say it."""
+    """Perplexity ± its error, to the digits that the error leaves meaning; of probes other columns say it."""
     if row.measured not in (TEXT, "hidden"):
         return "-"
     if row.spread is None:
@@ -150,7 +190,7 @@ def _word_perplexity(value: float, _: "TableRow") -> str:
 
 
 def _difference(value: float, row: "TableRow") -> str:
-    return f"{value:+.4f} ± {row.difference_error:.4f}"
+    return f"{value:+.4f}" if row.difference_error is None else f"{value:+.4f} ± {row.difference_error:.4f}"
 
 
 def _accuracy(value: float, row: "TableRow") -> str:
@@ -189,7 +229,9 @@ class TableRow:
     # Normal tokens that a query attends to, mean over queries.
     keys_attended: float | None = column(mean("keys_attended"), "keys attended", ".0f")
     perplexity: float | None = column(mean("perplexity"), "perplexity", _perplexity)
-    spread: float | None = column(spread_of("perplexity"))  # standard error over segments, or deviation over seeds
+    spread: float | None = column(error_of_perplexity)  # its standard error over seeds, of one over the text
+    text_spread: float | None = column(text_error_of_perplexity)
+    units: str | None = column(lambda row: (loss := row.loss()) and loss.text.over)  # of the text
     paper: float | None = column(printed("perplexity_paper", float), "paper", ".2f")
     poster: float | None = column(printed("perplexity_poster", float), "poster", ".2f")
     against: str | None = column(lambda row: row.against if row.difference else None)
@@ -198,15 +240,19 @@ class TableRow:
         lambda row: row.difference and row.difference.nats, "vs first row, nats", _difference
     )
     difference_error: float | None = column(lambda row: row.difference and row.difference.error)
+    difference_text_error: float | None = column(lambda row: row.difference and row.difference.text.value)
     first_copy: float | None = _copy("first")
-    first_copy_spread: float | None = column(spread_of("first_copy"))
+    first_copy_spread: float | None = column(error_of_loss("first_segments"))
     second_copy: float | None = _copy("second")
-    second_copy_spread: float | None = column(spread_of("second_copy"))
+    second_copy_spread: float | None = column(
+        lambda row: None if row.mean("second_copy") is None else error_of_loss("segments")(row)
+    )
     # Prompts answered, with the 95 % interval.
     accuracy: float | None = column(mean("accuracy"), "accuracy", _accuracy, group=3)
-    accuracy_low: float | None = column(bound_of_accuracy("accuracy_low", -1))
-    accuracy_high: float | None = column(bound_of_accuracy("accuracy_high", 1))
+    accuracy_low: float | None = column(bound_of_accuracy(0))
+    accuracy_high: float | None = column(bound_of_accuracy(1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
+    tokens_read: float | None = column(tokens_read, "tokens read", ",.0f", group=3)  # of a prompt, mean
     # Of a chunk, mean over layers and samples.
     distinct_blocks: float | None = column(mean("retrieval", "distinct_blocks"), "distinct blocks", ".1f", group=3)
     # Keys and values to move to the device for a chunk, all layers.
@@ -222,7 +268,9 @@ class TableRow:
     searching: float | None = column(off_device(share_of_searching), "searching", _percent, group=3)
     cutoff: float | None = column(setting("cmt_cutoff"), "cutoff", group=2)  # of the context miss token
     drop_rate: float | None = column(mean("memory", "drop_rate"), "dropped", _drop_rate, group=2)
-    drop_rate_spread: float | None = column(lambda row: row.deviation("memory", "drop_rate"))
+    drop_rate_spread: float | None = column(
+        lambda row: (error := row.over_seeds("memory", "drop_rate")) and error.value
+    )
     drop_rate_paper: float | None = column(printed("drop_rate_paper", float), "dropped, paper", _percent, group=2)
     drop_rate_poster: float | None = column(printed("drop_rate_poster", float), "dropped, poster", _percent, group=2)
     mapping: str | None = column(setting("mapping"), "mapping", group=2)  # of positions, where it is not stingy
@@ -231,6 +279,7 @@ class TableRow:
     hardware: str = column(provenance("hardware"))
     versions: str = column(provenance("versions"))
     command: str = column(provenance("command"))
+    seeds: int = column(lambda row: len(row.records))
 
     @classmethod
     def of(cls, source: Source) -> "TableRow":

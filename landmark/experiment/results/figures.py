@@ -180,15 +180,14 @@ def _value(table: Table, row: TableRow, value: str) -> Value | None:
 
 def _measured(table: Table, value: str, found: Mapping[str, Sequence[tuple[TableRow, Value]]]) -> str:
     """Title of the axis of a value."""
-    one = table.seeds == 1
     if value == "difference":
         bases = {row.against for rows in found.values() for row, _ in rows if row.against}
         words = [name for name, rows in found.items() if bases & {row.name for row, _ in rows}]
         named = words or (bases if len(bases) == 1 else {"the first row of its length"})
         return f"perplexity against {next(iter(named))}, percent (± paired error)"
     return {
-        "perplexity": f"perplexity (± standard {'error' if one else 'deviation over seeds'})",
-        "percent": f"percent{' (95 % interval)' if one else ''}",
+        "perplexity": f"perplexity (± standard error{' over seeds' if table.seeds > 1 else ''})",
+        "percent": "percent (95 % interval)",
         "copies": "loss, nats a token (lower is better)",
     }[value]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.experiment.results.columns import COLUMNS, TableRow
-from landmark.experiment.results.tables import Table
+from landmark.experiment.results.tables import Table, errors_of
 from landmark.utils.data_frames import aligned, csv_text
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written, write_atomic
@@ -67,7 +67,7 @@ def as_markdown(table: Table) -> str:
 
 def as_csv(table: Table) -> str:
     """Every number in full; the settings of the whole table are repeated in each row."""
-    common = {key: getattr(table, key) for key in ("size", "data", "tokenizer", "split", "seeds")}
+    common = {key: getattr(table, key) for key in ("size", "data", "tokenizer", "split")}
     return csv_text([asdict(row) | common for row in table.rows])
 
 
@@ -105,7 +105,7 @@ def _path(table: Table, folder: Path, kind: str, launch: str = "") -> Path:
 
 
 def notes(table: Table) -> Sequence[str]:
-    """What stands below a table, an empty line first: remarks, comparisons, and where the numbers come from."""
+    """What stands below a table, an empty line first: errors, remarks, comparisons, and where the numbers come from."""
     said = [f"{row.name}: {row.note}" for row in table.rows if row.note]
     if table.published:
         size = "attention size, " if any(row.attention_size is not None for row in table.rows) else ""
@@ -115,7 +115,7 @@ def notes(table: Table) -> Sequence[str]:
                 f"the paper's perplexities are of GPT-2's tokens, ours of those of {table.tokenizer}: compare how rows "
                 "differ, not their values"
             )
-    return ["", *said, *table.comparisons, *_measured(table.rows)]
+    return ["", *errors_of(table.rows), *said, *table.comparisons, *_measured(table.rows)]
 
 
 def _measured(rows: Sequence[TableRow]) -> list[str]:

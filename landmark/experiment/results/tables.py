@@ -1,17 +1,16 @@
 """A table: named rows from their records, joined on the settings with the paper's numbers. Loads no torch."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from landmark.experiment.config.schema import PanelConfig
-from landmark.experiment.results.columns import Record, Source, TableRow
+from landmark.experiment.results.columns import Record, Source, TableRow, text_of
 from landmark.experiment.results.paper import published
 from landmark.utils.errors import UserError
 from landmark.utils.measured import kind_of
-from landmark.utils.significance import Difference, paired_difference
+from landmark.utils.significance import CHANCE, LEAST, Mean, Text, paired_difference
 
 _SHOWN = 0.0001  # nats: the last digit of a difference
 FIGURES = ("rows", "lines", "tasks", "unique_blocks")  # that `landmark.experiment.results.figures` draws
@@ -64,15 +63,10 @@ class Table:
 
     @property
     def header(self) -> str:
-        if self.seeds > 1:
-            spread = f"± standard deviation over {self.seeds} seeds"
-        elif all(row.perplexity is None for row in self.rows):
-            spread = "in brackets the 95 % interval"
-        else:
-            spread = "± standard error over segments"
+        interval = "; in brackets the 95 % interval" if any(row.accuracy is not None for row in self.rows) else ""
         trial = "a trial, whose numbers say nothing: " if self.trial else ""
         part = f", {len(self.rows)} of {len(self.asked)} rows" if self.is_partial else ""
-        return f"{trial}{self.name}{part}: {self.settings}; {self.split} split, {self.amount}; {spread}"
+        return f"{trial}{self.name}{part}: {self.settings}; {self.split} split, {self.amount}{interval}"
 
 
 def check_figure(name: str) -> None:
@@ -99,12 +93,14 @@ def build(
     if not rows:
         raise UserError(f"{name}: there are no rows to show")
     first = next(iter(rows.values()))[0]
+    rows = {row: _different(records) for row, records in rows.items()}
+    text = text_of([record for records in rows.values() for record in records])
     built = []
     for row, records in rows.items():
         base = _first_like(rows, records, same_length=figure == "lines")
-        difference = None if trial or row == base else _difference(records, rows[base])
+        difference = None if trial or row == base else _difference(records, rows[base], text)
         printed = {} if trial else published(records[0], paper)
-        built.append(TableRow.of(Source(row, records, printed, base, difference)))
+        built.append(TableRow.of(Source(row, records, printed, base, difference, text)))
     return Table(
         name=name,
         size=first["labels"]["size"],
@@ -112,10 +108,10 @@ def build(
         tokenizer=first["labels"]["tokenizer"],
         split=first["settings"]["split"],
         amount=_amount([record["results"] for records in rows.values() for record in records]),
-        seeds=len(next(iter(rows.values()))),
+        seeds=max(map(len, rows.values())),
         rows=built,
         comparisons=[
-            compare(title, a, b, _difference(rows[a], rows[b]), len(rows[a]))
+            compare(title, a, b, _difference(rows[a], rows[b], text))
             for title, (a, b) in (comparisons or {}).items()
             if a in rows and b in rows and not trial
         ],
@@ -128,23 +124,48 @@ def build(
     )
 
 
-def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:
+def _different(records: Sequence[Record]) -> list[Record]:
+    """Those of different identities: where nothing depends on the seed, all seeds have one record."""
+    return list({record["id"]: record for record in records}.values())
+
+
+def compare(title: str, a: str, b: str, difference: Mean | None) -> str:
     """A sentence on the difference a - b of two rows' losses (of seeds their mean), of which a is expected to be the
-    better. None: they were not measured on the same text.
+    better: it is shown if by each of its errors it is improbable by chance. None: they were not measured on the same
+    text.
     """
     if difference is None:
         return f"{title}: {a} and {b} were not measured on the same text, and cannot be paired."
-    nats, error = difference.nats, difference.error
-    over = f"{difference.stretches} stretches of text" if seeds == 1 else f"{seeds} seeds"
+    nats, chance = difference.nats, difference.chance
     if abs(nats) < _SHOWN / 2:
         verdict = f"{a} and {b} do not differ by {_SHOWN} nats"
-    elif nats < -2 * error:
-        verdict = f"{a} is better than {b} by more than two standard errors"
-    elif nats > 2 * error:
-        verdict = f"{a} is WORSE than {b} by more than two standard errors"
+    elif chance is None:
+        verdict = f"{a} has a {'lower' if nats < 0 else 'higher'} loss than {b}, on too little text for an error"
+    elif chance >= CHANCE:
+        verdict = f"{a} is NOT shown to be better than {b}"
     else:
-        verdict = f"{a} is NOT better than {b} by two standard errors at this size"
-    return f"{title}: {verdict} ({nats:+.4f} ± {error:.4f} nats a token, paired over {over})."
+        verdict = f"{a} is {'better' if nats < 0 else 'WORSE'} than {b}"
+    errors = [f"± {error.value:.4f} over {error.over}, {_chance(error.chance(nats))}" for error in difference.errors]
+    return f"{title}: {verdict} ({'; '.join([f'{nats:+.4f} nats a token', *errors])})."
+
+
+def _chance(p: float | None) -> str:
+    return "" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def errors_of(rows: Sequence[TableRow]) -> list[str]:
+    """What ± means, for the foot of a table."""
+    losses = [row for row in rows if row.units is not None]
+    seeds = sorted({row.seeds for row in losses if row.seeds > 1})
+    text = {row.units: row.text_spread is not None for row in losses if row.units is not None}
+    said = [f"over {' or '.join(map(str, seeds))} seeds"] if seeds else []
+    if known := [units for units, has_error in text.items() if has_error]:
+        said.append(f"{'of the text, in the CSV, ' if seeds else ''}over {' or '.join(known)}")
+    few = [units for units, has_error in text.items() if not has_error]
+    lines = [f"± is a standard error: {'; '.join(said)}"] if said else []
+    if few:
+        lines.append(f"no error of the text over {' or '.join(few)}: {LEAST} are the least")
+    return lines
 
 
 def _first_like(rows: Mapping[str, Sequence[Record]], records: Sequence[Record], *, same_length: bool) -> str:
@@ -156,21 +177,14 @@ def _first_like(rows: Mapping[str, Sequence[Record]], records: Sequence[Record],
     return next(name for name, others in rows.items() if like(others[0]) == like(records[0]))
 
 
-def _difference(rows: Sequence[Record], others: Sequence[Record]) -> Difference | None:
-    """Difference of two rows, paired seed by seed: of several the mean, and its standard error over seeds."""
+def _difference(rows: Sequence[Record], others: Sequence[Record], text: Text) -> Mean | None:
+    """Difference of two rows, paired seed by seed."""
     if len({kind_of(record["results"]) for record in [*rows, *others]}) > 1:
         return None
     if any("segments" not in record["results"] for record in [*rows, *others]):
         return None
-    pairs = zip(rows, others, strict=True)
-    found = [paired_difference(a["results"]["segments"], b["results"]["segments"]) for a, b in pairs]
-    each = [difference for difference in found if difference is not None]
-    if len(each) < len(found):  # they did not read the same text
-        return None
-    if len(each) == 1:
-        return each[0]
-    values = [difference.nats for difference in each]
-    return Difference(statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5, each[0].stretches)
+    row, other = ([record["results"]["segments"] for record in records] for records in (rows, others))
+    return paired_difference(row, other, text)
 
 
 def _model(records: Sequence[Record]) -> str | None:

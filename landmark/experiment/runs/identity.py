@@ -4,21 +4,25 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from landmark.experiment.config import SYNTHETIC, Config
-from landmark.experiment.config.schema import UNIQUE_BLOCKS, memory_settings
+from landmark.experiment.config.schema import LANDMARKS, UNIQUE_BLOCKS, memory_settings
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.utils.constants import (
     ANSWER_WEIGHT,
     BETAS,
     DENSE_SHARE,
+    PASSKEY_PROMPTS_VERSION,
     PASSKEY_VERSION,
     ROPE_BASE,
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
-from landmark.utils.extensions import hooks
+from landmark.utils.errors import UserError
+from landmark.utils.files import sha256_file
+from landmark.utils.trust import module_sha256
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -60,6 +64,8 @@ def run_settings(
         settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
+    if (own := config.model.architecture) is not None and "." in own:
+        settings["module"] = module_sha256(own, "model.architecture")
     if beginning:
         settings["beginning"] = list(beginning)
     if config.model.as_is:  # nothing is trained
@@ -88,6 +94,13 @@ def _memory_identity(config: Config) -> dict[str, Any]:
     if isinstance(memory, BlockCacheSettings):
         hidden = [item.name for item in fields(memory) if not item.metadata.get("in_identity", True)]
         saved = {name: value for name, value in memory.saved().items() if name not in hidden}
+        if (file := config.model.landmarks) is not None:
+            if not Path(file).is_file():
+                raise UserError(f"model.landmarks={file}: there is no such file, task=teach makes it")
+            saved |= {"scorer": LANDMARKS, "landmarks": sha256_file(Path(file))}
+        scorer = saved["scorer"] if isinstance(saved["scorer"], str) else str(saved["scorer"].get("name"))
+        if "." in scorer:
+            saved["module"] = module_sha256(scorer, "retrieval.scorer")
         return {"k": memory.k, "blocks": None} | saved
     for item in fields(memory):
         value, said = getattr(memory, item.name), item.metadata
@@ -95,6 +108,8 @@ def _memory_identity(config: Config) -> dict[str, Any]:
         is_told = item.name in _ALWAYS or (value != item.default and getattr(memory, other) in values)
         if is_told and said.get("in_identity", True):
             settings[said["key"].rpartition(".")[2]] = value
+    if memory.scorer == "random" and config.seed and (config.run is not None or config.model.as_is):
+        settings["seed"] = config.seed  # which the run's identity does not have
     if config.eval.task == UNIQUE_BLOCKS:
         settings["retrieval_statistics"] = True
     if config.cmt.enabled:
@@ -127,7 +142,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.eval.question is not None:
         asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
         if config.eval.task == "passkey":
-            asked["needles"] = config.data.needles
+            asked |= {"needles": config.data.needles, "task_version": PASSKEY_PROMPTS_VERSION}
         settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
@@ -137,8 +152,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
-    for extension_settings in hooks(config, "row_settings"):
-        settings |= extension_settings(config)
+    if config.model.masked:
+        settings["masked"] = True
     return settings
 
 

@@ -69,6 +69,8 @@ class Inputs:
     def prepared_corpus(self, config: Config) -> "Corpus | SyntheticCorpus | None":
         """The corpus where it is prepared, else None. Raises UserError where it is damaged."""
         key = str((config.data, config.tokenizer))
+        if config.data.name in SYNTHETIC:  # prompts leave room for their answers
+            key += f", {config.eval.generated}"
         if key not in self._corpora:
             from landmark.experiment.data import find
 
@@ -77,6 +79,14 @@ class Inputs:
                 return None
             self._corpora[key] = corpus
         return self._corpora[key]
+
+    def has_same_texts(self, config: Config) -> bool:
+        """Whether the files of a prepared corpus were read again, and have the texts of which it was made. Raises
+        UserError where they have others.
+        """
+        from landmark.experiment.data.preparation import check_texts
+
+        return config.data.name not in SYNTHETIC and check_texts(**self._source(config))
 
     def evaluated(self, config: Config) -> "Corpus | SyntheticCorpus":
         """The corpus of an evaluation; or the prompts of `eval.task`, of which RULER makes those of text."""
@@ -99,7 +109,9 @@ class Inputs:
         from landmark.experiment.data import SyntheticCorpus
         from landmark.experiment.data.passkey import Passkey
 
-        return SyntheticCorpus(Passkey(config.data.needles), self.tokenizer(config))
+        return SyntheticCorpus(
+            Passkey(config.data.needles, generated=config.eval.generated or 0), self.tokenizer(config)
+        )
 
     def weights_sha256(self, name: str) -> str:
         """SHA-256 of the weights of a model of transformers, by its folder or its name on the hub."""
@@ -225,7 +237,8 @@ def _folder_of_named(config: Config) -> Path:
 def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:
     stored = read_run(folder)
     expected = identity.run_settings(config, inputs.tokenizer(config).hash, str(stored.get("stream")))
-    here, there = ({key: each.get(key) for key in ("model", "tokenizer", "cmt")} for each in (expected, stored))
+    compared = [key for key in ("model", "tokenizer", "cmt", "module") if key != "module" or key in stored]
+    here, there = ({key: each.get(key) for key in compared} for each in (expected, stored))
     if changed := difference(here, there):
         raise UserError(f"run={config.run} was trained with another configuration: {changed}")
     return Run(config, stored, identity.digest(stored), folder, is_given=True)

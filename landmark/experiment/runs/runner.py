@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import os
 import shlex
 import sys
@@ -19,9 +18,7 @@ from landmark.experiment.runs.jobs import RUN, Inputs, Job, Run, has_weights, jo
 from landmark.experiment.runs.processes import device_count, tell
 from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
-from landmark.experiment.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
-from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
 from landmark.utils.progress import progress_bar
@@ -93,8 +90,7 @@ class Runner:
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
                 if is_new := record is None:
                     record = self._evaluate(job)
-        if is_new or is_sweep_agent():  # which waits for the numbers
-            self.tracker.row(job.config, record, self.records.path("rows", job.id))
+        self.tracker.row(job.config, record, self.records.path("rows", job.id), is_new=is_new)
         return record, is_new
 
     def train(self, run: Run) -> bool:
@@ -231,9 +227,10 @@ def train_here(
 
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
-    """The results of a row whose run is trained."""
+    """The results of a row whose run is trained; of text also documents, the first tokens of those that were read."""
     from landmark.experiment.data import SyntheticCorpus
-    from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_recall
+    from landmark.experiment.data.evaluation_texts import document_starts
+    from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_masked, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
@@ -246,11 +243,12 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
         stream = corpus.split(config.eval.split)
         if config.eval.probe is not None:
             results = evaluate_copy(model, stream, config, progress)
+        elif config.model.masked:
+            results = evaluate_masked(model, stream, tokenizer, config, progress)
         else:
-            results = hook(config, "evaluate", evaluate)(model, stream, tokenizer, config, progress)
-    # One segment has no standard error.
-    undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
-    return results | undefined
+            results = evaluate(model, stream, tokenizer, config, progress)
+    firsts = [first for first, *_ in results["segments"]]
+    return results | {"documents": document_starts(stream.tokens, tokenizer.eot, firsts)}
 
 
 def evaluation_device(config: Config) -> str:

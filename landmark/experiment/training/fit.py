@@ -25,7 +25,7 @@ from landmark.experiment.training.progress_callback import ProgressCallback
 from landmark.experiment.training.sharding import ShardedStrategy, gathered
 from landmark.models import checkpoint as weights
 from landmark.utils.errors import UserError, in_one_line
-from landmark.utils.flops import flops_per_token, peak_flops, training_keys
+from landmark.utils.flops import flops_per_token, keys_per_query, peak_flops
 from landmark.utils.hardware import reset_peak_memory
 from landmark.utils.team import first_says, started_together
 
@@ -132,5 +132,6 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
     shape = model.config
-    keys = training_keys(config, shape.window, shape.recurrence and shape.recurrence.cache)
+    cache = shape.recurrence and shape.recurrence.cache
+    keys = keys_per_query(config.train.length, shape.window, cache, shape.masked)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)

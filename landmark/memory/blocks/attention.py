@@ -1,7 +1,7 @@
 """Attention to the last tokens of a text and to a few chosen blocks of it, over one flat cache of keys and values.
 
-This is how a pretrained model reads without training. The text has no landmarks: a block is found by the mean of its
-keys, and all keys that a query reads share one softmax. Keys are rotated as the model does it.
+This is how a pretrained model reads without training. The text has no landmarks: a block is found by a summary of it,
+and all keys that a query reads share one softmax. Keys are rotated as the model does it.
 
 The text is cut into blocks of ℓ tokens, and into groups of g queries. The queries of a group see the tokens of their
 group up to their own, and the w tokens before the group. The blocks before these are *far*: a query reads k of them. A
@@ -9,15 +9,19 @@ group consists of tiles of τ queries, which choose together; with τ = 1 each q
 keys always choose together. So what a query reads depends on the text alone, not on the chunks in which it was read.
 For each tile:
 
-1. *First look*: the shares of the far blocks in a softmax over the scores of their mean keys. Of the shares of the
-   tile's G·τ rows the largest counts. The k best blocks are chosen.
+1. *First look*: the shares of the far blocks in a softmax over the scores of their summaries, which a scorer makes
+   (scorer.py; the mean of the keys). Of the shares of the tile's G·τ rows the largest counts. The k best blocks are
+   chosen.
 2. *Read*: attention to the chosen blocks, to the w tokens and to the group, merged by their log-sum-exps.
+
+With `gates` a block weighs as much as its score says, and not as the log-sum-exp of its keys' scores does: the paper's
+grouped softmax (Section 3.1). Then far blocks have gates also where there are no more than k.
 
 A tile chooses with its later queries, which know the tokens that an earlier one predicts. So tiles are for tokens that
 are known, and predicted tokens choose alone.
 
 Shapes: C caches, one for each sample and key/value head, each with G query heads. q (C, G, T, d); keys, values
-(C, capacity, d); means (C, blocks, d), of the complete blocks.
+(C, capacity, d); summaries (C, blocks, …), of the complete blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +36,8 @@ from torch import Tensor
 from landmark.attention.plain import attention_forward, merged
 from landmark.attention.rotary import rotary_factors
 from landmark.attention.scoring import capped
+from landmark.memory.blocks.scorer import BlockScorer, Rotation
+from landmark.memory.blocks.scorers.mean_key import Scorer as MeanKey
 
 GATHERED = {"cpu": 1 << 19}  # numbers of keys gathered together: on a CPU as many as fit into its cache
 GATHERED_ELSEWHERE = 1 << 28
@@ -43,7 +49,8 @@ class AttentionConfig:
 
     block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. sinks: of the k, so many are those that begin the text.
     tile: τ, which divides ℓ or is a multiple of it. scale,
-    softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels.
+    softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels. scorer: of the layer. gates: whether
+    chosen blocks weigh as its scores say.
     """
 
     block_size: int
@@ -54,6 +61,8 @@ class AttentionConfig:
     scale: float = 1.0
     softcap: float | None = None
     tiles_by: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    scorer: BlockScorer = MeanKey()  # noqa: RUF009 (it is frozen)
+    gates: bool = False
 
     @property
     def group(self) -> int:
@@ -62,29 +71,26 @@ class AttentionConfig:
 
     @property
     def covered(self) -> int:
-        """Tokens at the start of a text that have at most k far blocks, and so read all keys."""
-        return -(-(self.window + (self.k + 1) * self.block_size) // self.group) * self.group
+        """Tokens at the start of a text that read all keys: they have at most k far blocks, or with gates none."""
+        k = 0 if self.gates else self.k
+        return -(-(self.window + (k + 1) * self.block_size) // self.group) * self.group
 
     def far(self, position: int) -> int:
         """Far blocks of the query at a position."""
         return max(0, position // self.group * self.group - self.window) // self.block_size
 
 
-Rotation = Callable[[Tensor, Tensor], Tensor]
-"""Turns keys (…, n, r, d) of n blocks as if these stood by distances (…, n) positions later in the text."""
-
-
 class Text(NamedTuple):
     """The cache of a text, with room up to the end of its last group, and zeros as keys and values behind its end.
 
     rotation: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
-    places before the window (Section 3.2.1). None: they are read where they stand. rotated: with it, (C, blocks,
-    d), the means as `rotated_means` returns them. factors: for kernels with `rotation`, see `block_rope_factors`.
+    places before the window (Section 3.2.1). None: they are read where they stand. rotated: with it, the summaries as
+    `rotated_summaries` returns them. factors: for kernels with `rotation`, see `block_rope_factors`.
     """
 
     keys: Tensor
     values: Tensor
-    means: Tensor
+    summaries: Tensor
     rotation: Rotation | None = None
     rotated: Tensor | None = None
     factors: Tensor | None = None
@@ -117,7 +123,8 @@ def _causal(q: Tensor, keys: Tensor, values: Tensor, config: AttentionConfig) ->
 def read_chosen(q: Tensor, text: Text, start: int, config: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of the queries at positions start, start + 1, …, none of which is one of the `covered`.
 
-    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, n, k) that each tile reads.
+    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, n, k) that each tile reads; with `gates` no more
+    than the last tile has, and those beyond a tile's far blocks weigh nothing.
     """
     if q.shape[2] == config.tile == 1:
         return _read_one(q, text, start, config)
@@ -177,71 +184,118 @@ def read_tiles(
         asks = torch.arange(groups * size, device=rows.device)
         asks = ((asks >= asking[0]) & (asks < asking[1])).view(-1, 1, config.tile).expand(-1, heads, -1).flatten(1)
     together = GATHERED.get(rows.device.type, GATHERED_ELSEWHERE)
-    step = max(1, together // (caches * config.k * config.block_size * dim))
-    parts = []
+    parts, count = [], min(config.k, far[-1])
+    step = max(1, together // (caches * count * config.block_size * dim))
     for first in range(0, len(far), step):
         part = slice(first, first + step)
-        chosen = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], config)
+        chosen, gates = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], config)
+        if gates is not None and (lacking := count - chosen.shape[2]):
+            chosen, gates = F.pad(chosen, (0, lacking)), F.pad(gates, (0, lacking), value=-torch.inf)
         places = _places(text.keys, chosen, config)
         keys, values = (_copies(x, places, config) for x in (text.keys, text.values))
         if text.rotation is not None:
             keys = text.rotation(keys, _distances(chosen, far[part], config))
-        keys, values = keys.flatten(2, 3), values.flatten(2, 3)
-        scoring = {"scale": config.scale, "softcap": config.softcap, "level": local[1][:, part]}
-        parts.append((*attention_forward(rows[:, part], keys, values, **scoring), chosen))
+        if gates is None:
+            keys, values = keys.flatten(2, 3), values.flatten(2, 3)
+            scoring = {"scale": config.scale, "softcap": config.softcap, "level": local[1][:, part]}
+            found = attention_forward(rows[:, part], keys, values, **scoring)
+        else:
+            found = read_gated(rows[:, part], keys, values, gates, config)
+        parts.append((*found, chosen))
     out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
     return *merged((out, lse), local), chosen
+
+
+def read_gated(
+    q: Tensor, keys: Tensor, values: Tensor, gates: Tensor, config: AttentionConfig
+) -> tuple[Tensor, Tensor]:
+    """The paper's grouped softmax over blocks alone: attention to each block, weighed by its gate.
+
+    q: (C, n, R, d). keys, values: (C, n, k, ℓ, d). gates: (C, n, R, k), float32 or float64; −∞: the block is not seen.
+    Returns (C, n, R, d) and the log-sum-exp of the gates (C, n, R).
+    """
+    scores = capped(q * config.scale @ keys.flatten(2, 3).mT, config.softcap).to(gates.dtype)
+    inside, lse = scores.unflatten(-1, (-1, config.block_size)).softmax(-1), gates.logsumexp(-1)
+    weights = (inside * gates.softmax(-1).nan_to_num(0.0)[..., None]).flatten(-2)
+    return weights.to(values.dtype) @ values.flatten(2, 3), lse
 
 
 def _read_one(q: Tensor, text: Text, position: int, config: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
     """`read_chosen` of one query (C, G, 1, d): one attention to copies of all blocks that it reads."""
     rows, far = q.transpose(1, 2), config.far(position)
     last = constant(range(far, position // config.block_size + 1), q.device).expand(len(q), 1, -1)
-    read = torch.cat([_choose(rows, text, (far,), None, config), last], -1)
+    chosen, gates = _choose(rows, text, (far,), None, config)
+    read, count = torch.cat([chosen, last], -1), chosen.shape[2]
     places = _places(text.keys, read, config)
     keys, values = (_copies(x, places, config) for x in (text.keys, text.values))
     if text.rotation is not None:
-        moved = text.rotation(keys[:, :, : config.k], _distances(read[..., : config.k], (far,), config))
-        keys = torch.cat([moved, keys[:, :, config.k :]], 2)
-    count = (config.k - far) * config.block_size + position + 1
-    keys, values = (x.flatten(2, 3)[:, :, :count] for x in (keys, values))
-    out, lse = attention_forward(rows, keys, values, scale=config.scale, softcap=config.softcap)
-    return out.transpose(1, 2), lse.transpose(1, 2), read[..., : config.k]
+        moved = text.rotation(keys[:, :, :count], _distances(chosen, (far,), config))
+        keys = torch.cat([moved, keys[:, :, count:]], 2)
+    scoring, own = {"scale": config.scale, "softcap": config.softcap}, position + 1 - far * config.block_size
+    if gates is None:
+        keys, values = (x.flatten(2, 3)[:, :, : count * config.block_size + own] for x in (keys, values))
+        out, lse = attention_forward(rows, keys, values, **scoring)
+    else:
+        local = attention_forward(rows, *(x[:, :, count:].flatten(2, 3)[:, :, :own] for x in (keys, values)), **scoring)
+        out, lse = merged(read_gated(rows, keys[:, :, :count], values[:, :, :count], gates, config), local)
+    return out.transpose(1, 2), lse.transpose(1, 2), chosen
 
 
-def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, config: AttentionConfig) -> Tensor:
-    """The blocks (C, n, k) that n tiles choose, in order where they are moved.
+def _choose(
+    q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, config: AttentionConfig
+) -> tuple[Tensor, Tensor | None]:
+    """The blocks (C, n, k) that n tiles choose, in order where they are moved, and with `gates` theirs (C, n, G·τ, k).
 
-    q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, in order. asks: (n, G·τ), bool, rows
-    that choose; None: all do.
+    q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, or with gates at least one, in order.
+    asks: (n, G·τ), bool, rows that choose; None: all do.
     """
     least, count = far[0], far[-1]
-    q, means = q * config.scale, text.means[:, :count]
+    q, summaries = q * config.scale, text.summaries[:, :count]
     behind, blocks = constant(far, q.device), constant(range(count), q.device)
     seen = blocks < behind[:, None] if least < count else None
-    exact = q.to(means.dtype)
-    scores = (exact.flatten(1, 2) @ means.mT).unflatten(1, exact.shape[1:3])
+
+    def scores_of(rows: Tensor, own: Tensor) -> Tensor:
+        return config.scorer.score(rows.unflatten(2, (-1, config.tile)), own, config.softcap).flatten(2, 3)
+
+    exact = q.to(summaries.dtype)
+    scores = scores_of(exact, summaries)
     if (
         text.rotation is not None
     ):  # older blocks than the last k are scored where k + 1 blocks before the window would be
         assert text.rotated is not None
-        turned = text.rotation(exact, -behind * config.block_size).flatten(1, 2)
+        turned = text.rotation(exact, -behind * config.block_size)
         older = blocks < behind[:, None, None] - config.k
-        scores = torch.where(older, (turned @ text.rotated[:, :count].mT).view(scores.shape), scores)
-    shares = _shares(capped(scores, config.softcap), seen, asks).amax(2)
+        scores = torch.where(older, scores_of(turned, text.rotated[:, :count]), scores)
+    shares = _shares(scores, seen, asks).amax(2)
     shares[..., : config.sinks].fill_(torch.inf)
     chosen = highest(shares, seen, config.k)
-    return chosen if text.rotation is None else chosen.sort(-1).values
+    chosen = chosen if text.rotation is None else chosen.sort(-1).values
+    if not config.gates:
+        return chosen, None
+    if text.rotation is None:
+        gates = scores.gather(-1, chosen[:, :, None].expand(-1, -1, scores.shape[2], -1))
+    else:
+        caches, distances = torch.arange(len(q), device=q.device)[:, None], _distances(chosen, far, config)
+        found = []
+        for tile in range(len(far)):  # a gate is of the place where its block is read
+            own = summaries[caches, chosen[:, tile]]
+            own = config.scorer.moved(own, text.rotation, distances[:, tile])
+            found.append(scores_of(exact[:, tile : tile + 1], own))
+        gates = torch.cat(found, 1)
+    if seen is not None:
+        gates = gates.masked_fill((chosen >= behind[:, None])[:, :, None], -torch.inf)
+    return chosen, gates.to(torch.promote_types(gates.dtype, torch.float32))
 
 
-def rotated_means(means: Tensor, first: int, rotation: Rotation, config: AttentionConfig) -> Tensor:
-    """Means (C, n, d) of the blocks from number `first` on, as if each stood k + 1 blocks before the text's beginning.
+def rotated_summaries(summaries: Tensor, first: int, rotation: Rotation, config: AttentionConfig) -> Tensor:
+    """Summaries (C, n, …) of the blocks from number `first` on, as if each stood k + 1 blocks before the text's
+    beginning.
 
     A query that is moved back by the tokens before its window sees them k + 1 blocks before that. So they are moved
     once, and not again for each query.
     """
-    blocks = torch.arange(first, first + means.shape[1], device=means.device)
-    return rotation(means[:, :, None], -(blocks + config.k + 1) * config.block_size)[:, :, 0]
+    blocks = torch.arange(first, first + summaries.shape[1], device=summaries.device)
+    return config.scorer.moved(summaries, rotation, -(blocks + config.k + 1) * config.block_size)
 
 
 def block_rope_factors(frequencies: Tensor, blocks: int, block_size: int) -> Tensor:
@@ -268,11 +322,15 @@ def highest(shares: Tensor, seen: Tensor | None, count: int) -> Tensor:
 def _distances(chosen: Tensor, far: tuple[int, ...], config: AttentionConfig) -> Tensor:
     """By how many positions blocks (C, n, k), in order, are moved to fill the k + 1 places before the window.
 
+    Those that are no far blocks come last and do not count.
+
     The last k blocks have the places nearest to the window, older ones the furthest; so one may be empty (Section
     3.2.1).
     """
+    count = chosen.shape[-1]
     ages = constant(far, chosen.device)[:, None] - chosen
-    places = torch.arange(config.k, 0, -1, device=chosen.device) + (ages > config.k)
+    read = constant(tuple(min(count, number) for number in far), chosen.device)[:, None]
+    places = read - constant(range(count), chosen.device) + (ages > config.k)
     return (ages - places) * config.block_size
 
 

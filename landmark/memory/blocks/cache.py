@@ -1,11 +1,12 @@
 """The memory of a pretrained model that reads without training: all keys and values, of which a query reads few.
 
-Texts have no landmarks; a block is found by the mean of its keys (attention.py says config). Keys are kept as the
-model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far blocks
-are then turned towards the query when they are read.
+Texts have no landmarks; a block is found by a summary of it (attention.py says how, scorer.py which). Keys are kept as
+the model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far
+blocks are then turned towards the query when they are read.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -22,24 +23,39 @@ from torch import Tensor
 from landmark.attention import Scoring, Sinks, backend_for
 from landmark.memory.blocks.attention import (
     AttentionConfig,
-    Rotation,
     Text,
     block_rope_factors,
     blocks_of_queries,
     read_all,
     read_chosen,
-    rotated_means,
+    rotated_summaries,
     shares_of_blocks,
 )
+from landmark.memory.blocks.scorer import BlockScorer, Rotation, scorer_of
 from landmark.memory.retrievals import Observer, Retrieval, Stored
-from landmark.memory.saving import CONTENT, FORMAT, REMEDY, SAME, TENSORS, Place, device_of, new_folder, read_content
+from landmark.memory.saving import (
+    CONTENT,
+    FORMAT,
+    REMEDY,
+    SAME,
+    TENSORS,
+    K,
+    Place,
+    check_read,
+    device_of,
+    new_folder,
+    read_content,
+)
 from landmark.memory.text_memory import Piece
 from landmark.memory.tiers import grown, mapped_file, new_buffer
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, write_atomic, write_json
 
+LOG = logging.getLogger(__name__)
 DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be no slower, by device
 DENSE_ELSEWHERE = 16384
+LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
+SIZE = "model.block_size"
 SPARE = 8  # for so many rows at least one more is made room for
 
 
@@ -53,8 +69,13 @@ def _are_kernels(dtype: torch.dtype, dim: int, block_size: int, device: torch.de
     return backend_for("auto", torch.empty(0, dim, dtype=dtype, device=device), block_size) == "triton"
 
 
+@cache
+def _tell_plain(setting: str) -> None:
+    LOG.warning(f"{setting} has no kernels: blocks are chosen and read in plain PyTorch, more slowly")
+
+
 def rotate_by(frequencies: Tensor, keys: Tensor, distances: Tensor) -> Tensor:
-    """Keys as if they stood later in the text (`landmark.memory.blocks.attention.Rotation`).
+    """Keys as if they stood later in the text (`landmark.memory.blocks.scorer.Rotation`).
 
     frequencies: (r/2,), radians a position, of the pairs of channels i and i + r/2; the other channels do not turn.
     """
@@ -93,7 +114,7 @@ class BlockCache:
 
     model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
     the same. None: the model has no such string. settled: tokens at the beginning of the text whose keys and values
-    depend on the text alone. starts: positions at which texts begin that were read alone (`append`); 0 is the first.
+    depend on the text alone. ends: positions at which texts end that were read alone (`append`); (): the text is one.
     """
 
     is_rotated = True  # whether keys come with the positions that the model gives them
@@ -113,6 +134,8 @@ class BlockCache:
         tier: str = "device",
         folder: Path | str | None = None,
         observer: Observer | None = None,
+        scorer: str | Mapping[str, Any] | BlockScorer = "mean_key",
+        gates: bool = False,
     ):
         """Start with nothing read. Raises UserError for a number out of range.
 
@@ -130,6 +153,7 @@ class BlockCache:
             unrotated_layers: layers whose keys have no positions.
             tier, folder: where keys and values lie, as of `Store`.
             observer: called with a `Retrieval` whenever a layer attends.
+            scorer: what stands for a block, as of `scorer_of`. gates: whether chosen blocks weigh as it scores them.
         """
         if block_size < 1 or k < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
@@ -139,8 +163,9 @@ class BlockCache:
         self.window = -(-window // block_size) * block_size
         self.block_size, self.k, self.first = block_size, k, first
         self.dense, self.observer = dense, observer
-        self._config = AttentionConfig(block_size, self.window, k, first)
+        self._config = AttentionConfig(block_size, self.window, k, first, scorer=scorer_of(scorer), gates=gates)
         self.unrotated_layers = frozenset(unrotated_layers)
+        self._mapping = mapping
         self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
         self._frequencies = frequencies
         self._rotation = None if frequencies is None else partial(rotate_by, frequencies)
@@ -157,13 +182,18 @@ class BlockCache:
         self._expected = 0  # tokens of the text, as far as it is known
         self._chunks = 0
         self.layers: dict[int, _Layer] = {}
-        self.starts = (0,)
+        self.ends: tuple[int, ...] = ()
         self._begin_tokens()
 
     def _begin_tokens(self) -> None:
         self._ready: int | None = None  # the position for which `ready_for_token` was called
         self._positions: dict[torch.device, Tensor] = {}  # this position, on each device
         self._factors_on: dict[torch.device, Tensor] = {}
+
+    @property
+    def scorer(self) -> BlockScorer:
+        """What stands for a block."""
+        return self._config.scorer
 
     @property
     def width(self) -> int:
@@ -220,27 +250,27 @@ class BlockCache:
         if state is not None and length == 1 and self._by_kernels(state, q, k):
             return self._attend_one(layer, q, k, v, scoring, sinks)
         if state is None:
-            state = self.layers[layer] = self.new_layer(k)
+            state = self.layers[layer] = self.new_layer(layer, k)
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
         state.write(start, keys, values, self._rounded(start + length), self._expected)
         self._length = length
         self._reads_all = max(self._dense_on(q.device.type), self._config.covered)
-        config = replace(self._config, scale=scoring.scale_of(dim), softcap=scoring.softcap)
+        config = replace(self._of_layer(layer), scale=scoring.scale_of(dim), softcap=scoring.softcap)
         if self._prefill and length > 1:
             config = replace(config, tile=self.block_size)
-        if length > 1 and has_kernels(q, self.block_size) and q.dtype != torch.float32:
+        if length > 1 and self._has_kernels(q) and q.dtype != torch.float32:
             from landmark.memory.blocks import prefill_kernels as kernels
 
             config = replace(config, tiles_by=kernels.read_tiles)
         queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
         stored = Text(*state.tensors)
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
-            keys, values, means = (x.to(q.device, non_blocking=True) for x in stored[:3])
-            stored = Text(keys, values, means)
+            keys, values, summaries = (x.to(q.device, non_blocking=True) for x in stored[:3])
+            stored = Text(keys, values, summaries)
         for first, stop, is_far, rotation in self._parts(layer, start, length, config, q.device.type):
             text, part = stored, queries[:, :, first - start : stop - start]
             if rotation is not None:
-                rotated = state.rotated_means(rotation, config)
+                rotated = state.rotated_summaries(rotation, config)
                 text = stored._replace(
                     rotation=rotation, rotated=rotated, factors=config.tiles_by and self._rope_factors(q.device)
                 )
@@ -253,14 +283,26 @@ class BlockCache:
         out, lse = out.reshape(q.shape), lse.reshape(q.shape[:3])
         return out if sinks is None else sinks.merge(out, lse)[0]
 
-    def new_layer(self, like: Tensor) -> "_Layer":
+    def _of_layer(self, layer: int) -> AttentionConfig:
+        scorer = self._config.scorer.in_layer(layer)
+        return self._config if scorer is self._config.scorer else replace(self._config, scorer=scorer)
+
+    def new_layer(self, number: int, like: Tensor) -> "_Layer":
         """An empty layer for keys and values such as `like` (B, H_kv, T, d)."""
-        return _Layer(len(like), like, self.block_size, self._tier, self._folder)
+        return _Layer(len(like), like, self._of_layer(number), self._tier, self._folder)
+
+    def _has_kernels(self, q: Tensor) -> bool:
+        """Whether kernels read queries such as q."""
+        found = has_kernels(q, self.block_size)
+        if found and (self._config.gates or not self._config.scorer.has_kernels):
+            _tell_plain("retrieval.gates" if self._config.gates else f"retrieval.scorer={self._config.scorer.saved()}")
+            return False
+        return found
 
     def _by_kernels(self, state: "_Layer", q: Tensor, k: Tensor) -> bool:
         """Whether kernels read a token of a layer."""
         here = self._tier == "device" and self.observer is None and state.keys.device == q.device
-        return here and has_kernels(q, self.block_size) and q.dtype == k.dtype == state.keys.dtype
+        return here and self._has_kernels(q) and q.dtype == k.dtype == state.keys.dtype
 
     def has_token_kernels(self, device: torch.device) -> bool:
         """Whether kernels read the next token in all layers that have read something, which are on this device."""
@@ -271,7 +313,7 @@ class BlockCache:
         """`block_rope_factors` of as many blocks as there is room for; None: no key is rotated."""
         if self._frequencies is None:
             return None
-        blocks = 1 + max(state.means.shape[1] for state in self.layers.values())
+        blocks = 1 + max(state.summaries.shape[1] for state in self.layers.values())
         if device not in self._factors_on or len(self._factors_on[device]) < blocks:
             self._factors_on[device] = block_rope_factors(self._frequencies.to(device), blocks, self.block_size)
         return self._factors_on[device]
@@ -283,7 +325,7 @@ class BlockCache:
             part = self.part_at(layer, start, state.keys.device.type)
             state.make_room(self._rounded(start + 1), max(self._expected, start + start // SPARE))
             if part.rotation is not None:
-                fixed.append(state.rotated_means(part.rotation, self._config).data_ptr())
+                fixed.append(state.rotated_summaries(part.rotation, self._config).data_ptr())
             fixed += [int(part.is_far), state.keys.shape[1], *(x.data_ptr() for x in state.tensors)]
         for device in {state.keys.device for state in self.layers.values()}:
             if device not in self._positions:
@@ -367,13 +409,14 @@ class BlockCache:
             keys, values = (x[:, : other.position] for x in (state.keys, state.values))
             own = self.layers.get(number)
             if own is None:
-                own = self.layers[number] = self.new_layer(keys.unflatten(0, (state.batch, -1)))
+                own = self.layers[number] = self.new_layer(number, keys.unflatten(0, (state.batch, -1)))
             if start and self._rotation is not None and number not in self.unrotated_layers:
                 keys = self._rotation(keys[:, None], torch.tensor([start], device=keys.device))[:, 0]
             own.write(start, keys, values, self._rounded(start + other.position), self._expected)
         self.position += other.position
         self.settled = self._whole(start + other.settled) if start else other.settled
-        self.starts = (*self.starts, start) if start else (0,)
+        behind = (start + end for end in (*other.ends[:-1], other.position))
+        self.ends = (*self.ends[:-1], start, *behind) if start else other.ends
         self._chunks += other._chunks
 
     def is_end(self, tokens: int, local: int) -> bool:
@@ -381,8 +424,10 @@ class BlockCache:
         return tokens > 1 and self.settled == self.position
 
     def fork_point(self, tokens: int) -> int:
-        """The last place among the first `tokens` of the text before which nothing depends on what follows."""
-        return self._whole(min(tokens, self.settled))
+        """The last place among the first `tokens` of the text before which nothing depends on what follows; 0: they
+        are not all of the texts that were read alone.
+        """
+        return self._whole(min(tokens, self.settled)) if tokens >= max(self.ends, default=0) else 0
 
     def _whole(self, tokens: int) -> int:
         """Tokens up to the last block's end, or those that read all keys."""
@@ -399,18 +444,24 @@ class BlockCache:
             self.position = self.settled
             self.discard()
 
-    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
-        """How the next `length` tokens are read, of which the last `kept` get logits, at most `most` tokens at a time.
+    def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
+        """Where the next `length` tokens are cut, of which the last `kept` get logits. most: tokens of a piece.
 
         Tokens without logits (prefill) are read in whole blocks. Behind the last whole block every token chooses alone,
         so that the pieces, and the calls in which a text comes, do not show.
         """
         self._reads_all = max(self._dense_on(device), self._config.covered)
-        before, whole, step = self.position, 0, max(self.block_size, most // self.block_size * self.block_size)
+        before, whole, start, size = self.position, 0, 0, self.block_size
         if kept < length and self.chooses(before + length, device):
             whole = max(0, self._whole(before + length - kept) - before)
-        ends = {*range(step - before % step, whole, step), whole, *range(whole + most, length, most), length}
-        return [Piece(start, stop, stop <= whole) for start, stop in pairwise(sorted({0} | ends))]
+        while start < length:
+            if start < whole:
+                step = max(size, most() // size * size)
+                stop = min(start + step - (before + start) % step, whole)
+            else:
+                stop = min(start + (min(most(), LOGITS) if kept > LOGITS else most()), length)
+            yield Piece(start, stop, stop <= whole)
+            start = stop
 
     def discard(self) -> None:
         """Forget a chunk that is not committed: where a layer failed, no layer has read it."""
@@ -457,18 +508,20 @@ class BlockCache:
             for number, state in self.layers.items():
                 for name, x in (("keys", state.keys), ("values", state.values)):
                     tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
-            places = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places: dict[str, Any] = {"position": end, **({} if self.settled == end else {"settled": self.settled})}
+            places |= {"ends": self.ends} if self.ends else {}
+            content = {"format": FORMAT, **self._identity(), **self._read_with(self.layers), **places}
             with name_in_errors(folder):
                 save_file(tensors, temporary / TENSORS)
-            write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), **places})
+            write_json(temporary / CONTENT, content)
             for name, content in (others or {}).items():
                 write_atomic(temporary / name, content)
 
     def load(self, folder: Path | str, device: Place = "cpu") -> None:
         """Replace the content by that of a saved memory. device: of the model, or of each layer by its number.
 
-        Raises UserError for a file that is missing or altered, and for a memory of another model or with landmarks;
-        then the content stays as it was.
+        Raises UserError for a file that is missing or altered, and for a memory of another model, with landmarks, or
+        read with other settings; then the content stays as it was.
         """
         folder = Path(folder)
         content = read_content(folder, {"position": int, "landmarks": str})
@@ -482,7 +535,7 @@ class BlockCache:
                 for number in sorted({int(name.partition(".")[0]) for name in tensors.keys()}):  # noqa: SIM118
                     saved = (tensors.get_tensor(f"{number}.{name}") for name in ("keys", "values"))
                     keys, values = (x.to(device_of(device, number)) for x in saved)
-                    state = layers[number] = self.new_layer(keys)
+                    state = layers[number] = self.new_layer(number, keys)
                     state.write(0, keys.flatten(0, 1), values.flatten(0, 1), self._rounded(keys.shape[2]), 0)
         except torch.OutOfMemoryError:
             raise
@@ -493,12 +546,39 @@ class BlockCache:
             raise UserError(f"{folder / CONTENT}: position={position} is not that of the tensors: {REMEDY}")
         if not isinstance(settled, int) or not 0 <= settled <= position:
             raise UserError(f"{folder / CONTENT}: settled={settled} must be from 0 to position={position}: {REMEDY}")
+        ends = content.get("ends", [])
+        bounds = [0, *ends, position + 1] if isinstance(ends, list) else []
+        if not bounds or any(type(b) is not int or a >= b for a, b in pairwise(bounds)):
+            raise UserError(f"{folder / CONTENT}: ends={ends} must rise from 1 to position={position}: {REMEDY}")
+        self._check_read(folder, content, layers)
         self.reset()
-        self.position, self.settled, self.layers = position, settled, layers
+        self.position, self.settled, self.layers, self.ends = position, settled, layers, tuple(ends)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal in a memory that loads this one."""
         return {"landmarks": "none", "model": None if self.model is None else self.model()}
+
+    def _read_with(self, layers: Mapping[int, "_Layer"]) -> dict[str, Any]:
+        """How a text with these layers is read, by the names of settings; of dense the number that null stands for."""
+        device = next((layer.device for layer in layers.values()), torch.device("cpu"))
+        read = {SIZE: self.block_size, K: self.k, "retrieval.first": self.first, "memory.window": self.window}
+        read |= {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+        scorer = self.scorer.saved()
+        scorer = scorer if isinstance(scorer, str) else str(scorer["name"])
+        return read | {"retrieval.scorer": scorer, "retrieval.gates": self._config.gates}
+
+    def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
+        """Raise UserError where a saved text was read in another way than it would be here."""
+        own = self._read_with(layers)
+        saved = own | {key: content[key] for key in own if key in content}
+        if any(type(saved[key]) is not type(own[key]) for key in own):
+            raise UserError(f"{folder / CONTENT} is damaged: {REMEDY}")
+        whole = [
+            max(read["memory.dense"], AttentionConfig(read[SIZE], read["memory.window"], read[K]).covered)
+            for read in (own, saved)
+        ]
+        is_same = content["position"] <= min(whole)  # all queries have read all keys
+        check_read(folder, content, {SIZE: own[SIZE]} if is_same else own)
 
     def _rounded(self, tokens: int) -> int:
         """Tokens up to the end of the last group."""
@@ -516,6 +596,8 @@ class BlockCache:
     ) -> None:
         """Tell the observer which blocks each query of (C, G, T, d) reads, and their shares of its attention."""
         assert self.observer is not None
+        if config.gates:
+            raise UserError("retrieval.gates=true: shares of attention are those of one softmax, leave it out")
         batch, length = self.layers[layer].batch, q.shape[2]
         added, is_read = (start + length) // self.block_size, None
         if blocks is None:  # all that are far
@@ -531,18 +613,24 @@ class BlockCache:
 
 
 class _Layer:
-    """Keys and values of one layer, (C, capacity, d) for C = B·H_kv, and the mean keys of complete blocks."""
+    """Keys and values (C, capacity, d) of a layer, for C = B·H_kv, and summaries (C, blocks, …) of complete blocks."""
 
-    def __init__(self, batch: int, like: Tensor, block_size: int, tier: str, folder: Path | str | None):
-        self.batch, self._like, self._block_size, self._tier, self._folder = batch, like[:0], block_size, tier, folder
+    def __init__(self, batch: int, like: Tensor, config: AttentionConfig, tier: str, folder: Path | str | None):
+        self.batch, self._like, self._tier, self._folder = batch, like[:0], tier, folder
+        self._block_size, self._scorer = config.block_size, config.scorer
         caches, dim = like.shape[0] * like.shape[1], like.shape[-1]
         self.keys = self.values = self._new((caches, 0, dim))
-        self.means = torch.zeros(
-            caches, 0, dim, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
-        )
-        self.rotated = self.means  # the means as `rotated_means` returns them, of the first blocks
+        with torch.inference_mode(False):
+            none = like.new_zeros(caches, 0, self._block_size, dim)
+            self.summaries = self._scorer.summarise(none, none, 0)
+        self.rotated = self.summaries  # as `rotated_summaries` returns them, of the first blocks
         self._num_rotated = 0
         self.written = 0
+
+    @property
+    def device(self) -> torch.device:
+        """That of the model, where the tier may be elsewhere."""
+        return self._like.device
 
     def _new(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros on the tier; also under `torch.inference_mode` they can be written to later."""
@@ -556,7 +644,7 @@ class _Layer:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.keys, self.values, self.means
+        return self.keys, self.values, self.summaries
 
     def write(self, start: int, k: Tensor, v: Tensor, room: int, expected: int) -> None:
         """Keep keys and values (C, T, d) of the tokens from position `start` on.
@@ -574,17 +662,18 @@ class _Layer:
         self.values[:, start:end] = v
         first, last = start // size, end // size
         if first < last:
-            blocks = self.keys[:, first * size : last * size].to(self.means.device).unflatten(1, (-1, size))
-            torch.mean(blocks, 2, dtype=self.means.dtype, out=self.means[:, first:last])
+            complete = (x[:, first * size : last * size].to(self.summaries.device) for x in (self.keys, self.values))
+            keys, values = (x.unflatten(1, (-1, size)) for x in complete)
+            self._scorer.write(self.summaries[:, first:last], keys, values, first)
         self.written = end
 
-    def rotated_means(self, rotation: Rotation, config: AttentionConfig) -> Tensor:
-        """`landmark.memory.blocks.attention.rotated_means` of all complete blocks, each moved once."""
+    def rotated_summaries(self, rotation: Rotation, config: AttentionConfig) -> Tensor:
+        """`landmark.memory.blocks.attention.rotated_summaries` of all complete blocks, each moved once."""
         done, complete = self._num_rotated, self.written // self._block_size
-        if self.rotated.shape[1] != self.means.shape[1]:
-            self.rotated = grown(self.rotated, 1, self.means.shape[1])
+        if self.rotated.shape[1] != self.summaries.shape[1]:
+            self.rotated = grown(self.rotated, 1, self.summaries.shape[1])
         if done < complete:
-            self.rotated[:, done:complete] = rotated_means(self.means[:, done:complete], done, rotation, config)
+            self.rotated[:, done:complete] = rotated_summaries(self.summaries[:, done:complete], done, rotation, config)
             self._num_rotated = complete
         return self.rotated
 
@@ -600,7 +689,7 @@ class _Layer:
             new = self._new((len(old), blocks * self._block_size, old.shape[2]))
             new[:, : old.shape[1]] = old
             setattr(self, name, new)
-        self.means = grown(self.means, 1, blocks)
+        self.summaries = grown(self.summaries, 1, blocks)
 
     def forget(self, position: int) -> None:
         """Forget the tokens from this position on."""
@@ -611,7 +700,7 @@ class _Layer:
     def select(self, samples: Tensor) -> "_Layer":
         chosen = copy.copy(self)
         chosen.batch = len(samples)
-        for name in ("keys", "values", "means", "rotated"):
+        for name in ("keys", "values", "summaries", "rotated"):
             x = getattr(self, name)
             rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)
             on_disk = self._tier == "disk" and name in ("keys", "values")

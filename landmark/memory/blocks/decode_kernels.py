@@ -188,17 +188,17 @@ def choose(q: Tensor, text: Text, position: Tensor, config: AttentionConfig) -> 
 
     q: (B, H, 1, d).
     """
-    caches, blocks = text.means.shape[:2]
+    caches, blocks = text.summaries.shape[:2]
     group, parts = q.shape[0] * q.shape[1] // caches, -(-blocks // BLOCKS)
     scores, lse, shares = (
         q.new_empty(shape, dtype=torch.float32)
         for shape in ((caches, group, blocks), (caches, group, parts), (caches, blocks))
     )
-    rotated, factors = (text.means, scores) if text.factors is None else (text.rotated, text.factors)
+    rotated, factors = (text.summaries, scores) if text.factors is None else (text.rotated, text.factors)
     sizes, grid = constants(group, q.shape[3], config, text.factors, parts), (parts, caches)
-    strides = *q.stride()[:2], *text.means.stride()[:2]
+    strides = *q.stride()[:2], *text.summaries.stride()[:2]
     scoring = caches // len(q), blocks, parts, config.scale, config.softcap or 0.0
-    given = q, text.means, rotated, factors, position, scores, lse
+    given = q, text.summaries, rotated, factors, position, scores, lse
     _launch(scores_of_means, grid, *given, *strides, *scoring, **sizes)
     _launch(largest_shares, grid, scores, lse, position, shares, blocks, parts, **sizes)
     return shares.topk(config.k, sorted=False).indices

@@ -207,7 +207,7 @@ def shares(q: Tensor, text: Text, far: tuple[int, ...], asking: tuple[int, int],
     q: (C, n, G·τ, d), contiguous. far, asking: as of `read_tiles`.
     """
     out = q.new_full((len(q), q.shape[1], far[-1]), -1, dtype=torch.float32)
-    kinds = [x for x in (text.means, text.rotated) if x is not None]
+    kinds = [x for x in (text.summaries, text.rotated) if x is not None]
     means = [_computable(x[:, : far[-1]].to(q.dtype)).contiguous() for x in kinds]
     q, options = _computable(q), tile_constants(q.shape[2], q.shape[3], MEANS, text.factors)
     with on_device_of(q):

@@ -9,8 +9,17 @@ from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
 
 # How files and identities have these settings: beside what a memory with landmarks has, and without its defaults.
-_ALSO = {"granularity": "per_token_and_group", "scorer": "mean_key"}
-_LEFT_OUT = {"k": 4, "first": 0, "window": None, "dense": None, "mapping": "stingy", "tier": "device", "folder": None}
+_ALSO = {"granularity": "per_token_and_group"}
+_LEFT_OUT = {
+    "k": 4,
+    "gates": False,
+    "first": 0,
+    "window": None,
+    "dense": None,
+    "mapping": "stingy",
+    "tier": "device",
+    "folder": None,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,6 +29,17 @@ class BlockCacheSettings(Settings):
     """
 
     k: int = setting(128, key="retrieval.k", least=1, about="blocks that a query reads beside the window")
+    scorer: Any = setting(
+        "mean_key",
+        key="retrieval.scorer",
+        about="what stands for a block that is not read: a name, a module with a class `Scorer`, or with settings "
+        "`{name: …, …: …}`",
+    )
+    gates: bool = setting(
+        False,
+        key="retrieval.gates",
+        about="weigh chosen blocks by their scores, as the paper's grouped softmax does; else all keys share a softmax",
+    )
     first: int = setting(1, key="retrieval.first", least=0, about="first blocks of a text, always among the k")
     window: int = setting(512, key="memory.window", least=0, about="the last tokens, which every query reads")
     dense: int | None = setting(
@@ -41,7 +61,9 @@ class BlockCacheSettings(Settings):
 
     def saved(self) -> dict[str, Any]:
         """As files have them, for `from_saved`."""
-        return _ALSO | {name: value for name, value in vars(self).items() if value != _LEFT_OUT[name]}
+        told = {name: value for name, value in vars(self).items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
+        scorer = self.scorer if isinstance(self.scorer, str | Mapping) else self.scorer.saved()
+        return _ALSO | told | {"scorer": scorer}
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Self:

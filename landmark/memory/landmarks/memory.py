@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from landmark.memory.landmarks.reading import attend_locally, merge, read_and_me
 from landmark.memory.landmarks.select import Best, Faiss, Given, MeanKeys, Newest, Random, SecondLook, Selector
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, masked_ages, with_rates
-from landmark.memory.saving import Place, load, save
-from landmark.memory.text_memory import Piece
+from landmark.memory.saving import K, Place, load, save
+from landmark.memory.text_memory import Piece, equal_pieces
 from landmark.memory.tiers import Store, TierCounts
 from landmark.utils.errors import UserError
 
@@ -139,9 +139,9 @@ class Memory:
         """Make room for so many tokens more, without landmarks, when the next blocks are stored."""
         self._expected = max(self._expected, (self.tokens_read + tokens) // self.block_size)
 
-    def pieces(self, length: int, kept: int, most: int, device: str) -> list[Piece]:
-        """As many tokens at a time as are wanted: where a chunk ends decides what its queries see."""
-        return [Piece(start, min(start + most, length), False) for start in range(0, length, most)]
+    def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
+        """As of `TextMemory`: `equal_pieces`."""
+        return equal_pieces(length, most)
 
     def begin(self, prefill: bool) -> None:
         """Nothing: all tokens choose alike."""
@@ -393,6 +393,7 @@ class Memory:
         base = self.keys.rope_base
         return {
             "model.block_size": self.block_size,
+            K: self.k,
             "model.rope_base": base.tolist() if isinstance(base, Tensor) else base,
             "positions.mapping": self.positions.name,
             "model.key_offset": self.keys.offset,

@@ -1,11 +1,14 @@
 """Memories of models without landmarks: the last keys (Transformer-XL, Dai et al. 2019), the first and last, or all."""
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
 
 from landmark.attention.keys import Keys
 from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import rotate
+from landmark.memory.text_memory import Piece, equal_pieces
 
 
 class RecurrentMemory:
@@ -27,6 +30,10 @@ class RecurrentMemory:
         self._cached: dict[int, tuple[Tensor, Tensor]] = {}
         self._next: dict[int, tuple[Tensor, Tensor]] = {}
         self._last_key: dict[int, Tensor] = {}  # the channels that the next token takes (`Keys.offset`)
+
+    def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
+        """As of `TextMemory`: `equal_pieces`."""
+        return equal_pieces(length, most)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention (B, H, T, d) of a window to the cache and to itself. q, k, v: (B, H, T, d), not rotated."""

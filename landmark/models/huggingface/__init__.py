@@ -7,7 +7,16 @@ from landmark.models.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.models.huggingface.prefixes import PrefixCache
 from landmark.models.huggingface.released import recover
 from landmark.models.huggingface.windows import LandmarkCollator
-from landmark.models.huggingface.wrapping import LANDMARK, attach, load, place_embedding, register, unwrap, wrap
+from landmark.models.huggingface.wrapping import (
+    LANDMARK,
+    attach,
+    load,
+    place_embedding,
+    register,
+    unwrap,
+    use_landmarks,
+    wrap,
+)
 
 __all__ = [
     "LANDMARK",
@@ -22,6 +31,7 @@ __all__ = [
     "place_embedding",
     "recover",
     "unwrap",
+    "use_landmarks",
     "wrap",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -50,8 +51,7 @@ def check_model(model: Any, is_free: bool = False) -> None:
         raise UserError(_why_not(model))
     if latent := _setting(config, "kv_lora_rank"):
         raise UserError(f"{family}: latent attention (kv_lora_rank={latent}) keeps no keys, whose means find blocks")
-    if others := sorted(set(layer_types(model)) - {FULL, HYBRID, *BESIDE}):
-        raise UserError(f"{family}: layers of {', '.join(others)} choose what they read, so nothing is left to choose")
+    check_layers(family, layer_types(model))
     if not landmark_layers(model) and window_size(model) is None:
         raise UserError(f"{family}: no layer has full attention, so there are no keys to choose from")
     if not landmark_layers(model):
@@ -74,6 +74,12 @@ def check_model(model: Any, is_free: bool = False) -> None:
     for name in ("use_bidirectional_attention", *([] if is_free else ["attention_dropout"])):
         if (value := _setting(config, name)) and (value != "vision" or not is_free):  # of images, which are not read
             raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
+
+
+def check_layers(family: str, types: Iterable[str]) -> None:
+    """Raise UserError where a layer chooses itself what it reads. types: of the layers, as configurations name them."""
+    if others := sorted(set(types) - {FULL, HYBRID, *BESIDE}):
+        raise UserError(f"{family}: layers of {', '.join(others)} choose what they read, so nothing is left to choose")
 
 
 def _why_not(model: PreTrainedModel) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,14 +88,14 @@ class LandmarkCache(Cache):
         alone = _MemoryLayer, DummyLayer
         self._numbers_of_others = [n for n, layer in enumerate(self.layers) if type(layer) not in alone]
         self.landmark_layers = landmark_layers(model)
-        self._frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
+        self.frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
         self.memory: TextMemory
         if isinstance(settings, BlockCacheSettings):
             self.memory = BlockCache(
                 block_size,
                 **vars(settings),
                 positions=getattr(text_config(model), "max_position_embeddings", None),
-                frequencies=self._frequencies,
+                frequencies=self.frequencies,
                 unrotated_layers=unrotated_layers(model),
                 observer=observer,
             )
@@ -105,6 +105,8 @@ class LandmarkCache(Cache):
             self.memory = memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
         self._local = getattr(getattr(model, "landmarks", None), "local", 0)
         self._be_of(model)
+        if isinstance(settings, BlockCacheSettings):
+            cast(BlockCache, self.memory).scorer.check_model(self._model.digest, block_size)
         self.marks: list[Mark] | None = None
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self.next_token: Any = None  # a `landmark.models.huggingface.next_token.NextToken`, once it has read a token
@@ -151,26 +153,19 @@ class LandmarkCache(Cache):
         """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
         return self.memory.stats
 
-    def pieces(self, length: int, kept: int, most: int) -> list[Piece]:
-        """How the next `length` tokens of the text are read, of which the last `kept` get logits.
-
-        most: tokens at a time.
-        """
+    def pieces(self, length: int, kept: int, most: Callable[[], int]) -> Iterator[Piece]:
+        """Where the memory cuts the next `length` tokens of the text, of which the last `kept` get logits."""
         return self.memory.pieces(length, kept, most, cast(PreTrainedModel, self._model()).device.type)
 
-    def stops(self, length: int, most: int | None = None) -> list[int]:
-        """Places among the next `length` tokens where a caller that wants the last logits may pause; the last one is
-        `length`. Up to each, one call of the model is one pass. most: tokens between them, for a text without landmarks
-        (None: those that the model reads at a time).
-        """
-        unread = self.get_seq_length() - self.memory.tokens_read
-        pieces = self.pieces(unread + length, 1, min(self._local, most or self._local))
-        return [piece.stop - unread for piece in pieces if piece.stop > unread]
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each text ends that was read alone (`joined`), in tokens; (): the text is one."""
+        return getattr(self.memory, "ends", ())
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first token of each text that was read alone (`joined`)."""
-        return getattr(self.memory, "starts", (0,))
+        """The first token of each text that was read alone."""
+        return (0, *self.ends[:-1])
 
     @property
     def settled(self) -> int:
@@ -255,12 +250,12 @@ class LandmarkCache(Cache):
         self._chunk.attended.add(layer)
         if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self.has_others else None
-            q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
+            q, k = (unrotate(x, positions, self.frequencies) for x in (q, k))
         if (scale := self._rotation.scales.get(layer)) is not None:  # scores are the same, and keys can be rotated
             weight = cast(PreTrainedModel, self._model()).get_parameter(scale)
             q, k = q * weight, k / weight
         if self._rotation.neighbours:  # scores are the same in any order of channels
-            q, k = (apart(x, len(self._frequencies)) for x in (q, k))
+            q, k = (apart(x, len(self.frequencies)) for x in (q, k))
         channels = v.shape[-1]
         if channels < k.shape[-1]:
             v = nn.functional.pad(v, (0, k.shape[-1] - channels))
@@ -420,10 +415,16 @@ class LandmarkCache(Cache):
         if len(self.marks) > MARKS:
             at, end = [0, *(mark.tokens for mark in self.marks)], self.memory.tokens_read + 1
             gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
+            if self.ends:  # the first one is behind the texts that were read alone, and cannot be made again
+                gaps[0] = torch.inf
             del self.marks[gaps.index(min(gaps))]
 
     def mark_before(self, tokens: int) -> Mark | None:
-        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none."""
+        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none, as among
+        tokens that are not all of the texts that were read alone.
+        """
+        if tokens < max(self.ends, default=0):
+            return None
         if self.marks is not None and not self.has_others and (at := self.memory.fork_point(tokens)):
             return Mark(at, at, {}, {})
         marks = [mark for mark in self.marks or [] if mark.tokens <= tokens]
@@ -495,8 +496,9 @@ class LandmarkCache(Cache):
         before = [len(text) for text in self.texts(batch)]
         try:
             yield
-        except BaseException:
-            self.torn = [len(text) for text in self.texts(batch)] != before
+        except BaseException as error:
+            is_whole = isinstance(error, GeneratorExit) and not self.groups  # nobody wants the rest
+            self.torn = not is_whole and [len(text) for text in self.texts(batch)] != before
             raise
         self._columns += columns
 

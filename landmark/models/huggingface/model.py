@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -14,6 +17,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import TransformersKwargs  # pyright: ignore[reportPrivateImportUsage]
 
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
@@ -107,7 +111,6 @@ class LandmarkModel(_Base):
         phase: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         local: int | None = None,
-        prefill: bool = False,
         **kwargs: Any,
     ) -> Any:
         """The original forward pass, or one with landmarks. Other arguments are those of the original model.
@@ -116,23 +119,24 @@ class LandmarkModel(_Base):
         for padding, which windows may have on the right. labels: with `phase` together with `shift_labels`, where the
         target before a landmark is the token after it. phase: (B,), tokens missing from the first block of each window;
         with `cu_seqlens`, the bounds (documents + 1,) of documents packed into a row, (documents,). local: tokens read
-        at a time with a `LandmarkCache` (None: as wrapped). prefill: no logits are used, because the text goes on;
-        tokens without landmarks then choose blocks together, as all do whose logits are not kept.
+        at a time with a `LandmarkCache` (None: as wrapped). Tokens without landmarks whose logits are not kept choose
+        blocks together.
 
-        Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
+        Raises UserError for arguments that landmarks do not allow, or that the original model does not have, and for
+        labels that would train without landmarks.
         """
         if isinstance(past_key_values, LandmarkCache) or phase is not None:
             self._check_call(past_key_values, inputs_embeds, kwargs)
+        if not torch.compiler.is_compiling():
+            check_names(kwargs, type(self).__bases__[-1].forward)
         if cu_seqlens is not None and (isinstance(past_key_values, LandmarkCache) or phase is None):
             raise UserError("cu_seqlens: only for packed windows with landmarks, together with phase")
-        if local is not None and local < 1:
-            raise UserError(f"local={local}: at least one token must be read at a time")
         if isinstance(past_key_values, LandmarkCache):
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
-            reading = {"local": local or self.landmarks.local, "prefill": prefill, **kwargs}
+            reading = self._most(local), kwargs
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
-            return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
+            return self._read_batch(*given, *reading)  # pyright: ignore[reportCallIssue]
         if labels is not None and phase is None and self.landmarks.token is not None:
             if self.training:
                 raise UserError(
@@ -186,7 +190,33 @@ class LandmarkModel(_Base):
         if isinstance(cache, LandmarkCache) and inputs_embeds is not None:
             raise UserError("inputs_embeds: with a landmark memory a text is read from input_ids")
 
+    @torch.no_grad()
+    def read_text(
+        self, ids: Tensor, cache: LandmarkCache, kept: int = 1, most: Callable[[], int] | None = None
+    ) -> Iterator[tuple[int, Tensor | None]]:
+        """Read more of texts of one length, piece by piece: after each the tokens read so far and their logits.
+
+        ids: (B, T), without landmarks. kept: last tokens that get logits; a piece with some gives (B, n, vocabulary),
+        another None. most: tokens of a piece, asked before each (None: as wrapped). A caller may stop after any piece:
+        the memory has read the text up to there. What the memory holds is settled first (`LandmarkCache.settle`), so
+        that the logits depend on the text alone; an answer's tokens are read by calling the model.
+        """
+        self._check_call(cache, None, {})
+        mask = self._checked_mask(ids, cache, None, None, kept)
+        with cache.whole_batch(*ids.shape):
+            cache.settle()
+            for step in ChunkedForward(self, super().forward, most or self._most()).steps(ids, mask, cache, kept):
+                found = [x for x in step.logits if x is not None and len(x)]
+                yield step.tokens, self._finite(torch.stack(found)) if found else None
+
+    def _most(self, local: int | None = None) -> Callable[[], int]:
+        """Tokens that are read at a time; local: None: as wrapped."""
+        if local is not None and local < 1:
+            raise UserError(f"local={local}: at least one token must be read at a time")
+        return lambda: local or self.landmarks.local
+
     @torch.compiler.disable
+    @torch.no_grad()
     def _read_batch(
         self,
         ids: Tensor,
@@ -194,39 +224,48 @@ class LandmarkModel(_Base):
         mask: Tensor | None,
         position_ids: Tensor | None,
         logits_to_keep: int | Tensor,
-        *,
-        local: int,
-        prefill: bool,
-        return_dict: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **kwargs: Any,
+        most: Callable[[], int],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Read more of each text of a batch. Logits (B, T or logits_to_keep, vocabulary), 0 for padding."""
-        batch, columns = ids.shape
-        if not columns:
-            raise UserError("input_ids: there is no text to read")
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise UserError("logits_to_keep: with a landmark memory it must be a number of tokens, or 0 for all")
-        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        cache.check_batch(batch)
-        mask = torch.ones_like(ids) if mask is None else last_columns(mask, columns).to(ids.device)
-        check_ends(mask, logits_to_keep)
-        check_positions(position_ids, mask, cache)
-        cache.check_model(self, is_token=columns == 1)
-        self._check_reading()
-        with torch.no_grad(), cache.whole_batch(batch, columns):
-            next_token = replaying(self, cache, ids) if columns == 1 and not hidden and not kwargs else None
+        given = {name: x for name, x in kwargs.items() if name not in ("return_dict", "output_hidden_states")}
+        hidden = kwargs.get("output_hidden_states")
+        hidden = bool(self.config.output_hidden_states if hidden is None else hidden)
+        mask = self._checked_mask(ids, cache, mask, position_ids, logits_to_keep)
+        with cache.whole_batch(*ids.shape):
+            is_token = ids.shape[1] == 1 and not hidden and not given
+            next_token = replaying(self, cache, ids) if is_token else None
             if next_token is not None and bool(mask.all()):
                 logits = next_token.read(super().forward, cache, ids)
-                outputs = CausalLMOutputWithPast(logits=logits, past_key_values=cast(Any, cache))
+                outputs = CausalLMOutputWithPast(logits=cast(Any, logits), past_key_values=cast(Any, cache))
             else:
-                reader = ChunkedForward(self, super().forward, local, prefill, bool(hidden), kwargs)
-                outputs = reader.read(ids, mask.bool(), cache, logits_to_keep or columns)
-        logits = cast(Tensor, outputs.logits)
+                reader = ChunkedForward(self, super().forward, most, hidden, given)
+                outputs = reader.read(ids, mask, cache, logits_to_keep or ids.shape[1])
+        self._finite(cast(Tensor, outputs.logits))
+        as_dict = kwargs.get("return_dict")
+        return outputs if (self.config.return_dict if as_dict is None else as_dict) else outputs.to_tuple()
+
+    def _checked_mask(
+        self, ids: Tensor, cache: LandmarkCache, mask: Tensor | None, position_ids: Tensor | None, kept: int
+    ) -> Tensor:
+        """Which ids (B, T) are text, bool. Raises UserError where the memory cannot go on with them."""
+        if not ids.shape[1]:
+            raise UserError("input_ids: there is no text to read")
+        cache.check_batch(len(ids))
+        mask = torch.ones_like(ids) if mask is None else last_columns(mask, ids.shape[1]).to(ids.device)
+        check_ends(mask, kept)
+        check_positions(position_ids, mask, cache)
+        cache.check_model(self, is_token=ids.shape[1] == 1)
+        self._check_reading()
+        return mask.bool()
+
+    def _finite(self, logits: Tensor) -> Tensor:
+        """The logits. Raises UserError where numbers of float16 overflowed."""
         if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):
             raise UserError("the logits are not finite: numbers of float16 overflow, load it in bfloat16 or float32")
-        as_dict = self.config.return_dict if return_dict is None else return_dict
-        return outputs if as_dict else outputs.to_tuple()
+        return logits
 
     def _check_reading(self) -> None:
         """Raise UserError in training mode, where a memory passes no gradients on and layers may drop their cache."""
@@ -334,6 +373,19 @@ def saved_settings(config: Any) -> LandmarkSettings:
     kind = BlockCacheSettings if saved["token"] is None else MemorySettings
     values: dict[str, Any] = {**saved, "memory": kind.from_saved(saved["memory"])}
     return LandmarkSettings(**values)
+
+
+@lru_cache
+def _names_of(function: Any) -> frozenset[str]:
+    """The names of the arguments that a forward of transformers takes, and hands on to its parts."""
+    handed_on = {"shift_labels", "return_dict", "cache_position", "token_type_ids"}
+    return frozenset({*inspect.signature(function).parameters, *TransformersKwargs.__annotations__, *handed_on})
+
+
+def check_names(kwargs: Mapping[str, Any], original: Any) -> None:
+    """Raise UserError for an argument that a forward of transformers does not know, and would drop in silence."""
+    if unknown := sorted(kwargs.keys() - _names_of(original)):
+        raise UserError(f"{unknown[0]}: the model's forward has no such argument")
 
 
 class _NoLandmark(LogitsProcessor):

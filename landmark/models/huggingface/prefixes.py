@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from landmark.models.huggingface.landmark_cache import LandmarkCache
+from landmark.utils.errors import UserError
 from landmark.utils.hardware import free_memory_bytes
 from landmark.utils.weights import weights_state
 
 LOG = logging.getLogger(__name__)
 SHARE = 0.5  # of the free memory that is for memories
+
+
+class Saved(NamedTuple):
+    """A memory that can be loaded where none is kept that has read as much: the first `tokens` of a text. ends: as of
+    `LandmarkCache`.
+    """
+
+    tokens: int
+    ends: tuple[int, ...]
+    load: Callable[[], LandmarkCache]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first token of each text that was read alone."""
+        return (0, *self.ends[:-1])
 
 
 @dataclass(eq=False)
@@ -59,11 +75,20 @@ class PrefixCache:
             return self.model.generate(ids, past_key_values=cache, **settings)
 
     @contextmanager
-    def using(self, ids: Sequence[int], owner: str = "") -> Iterator[LandmarkCache]:
-        """A memory of the same owner that has read a beginning of a text, at most all but the last id. It is kept."""
-        wanted = torch.tensor(list(ids[:-1]), dtype=torch.int64)
+    def using(self, ids: Sequence[int], owner: str = "", saved: Saved | None = None) -> Iterator[LandmarkCache]:
+        """A memory of the same owner that has read a beginning of a text, at most all but the last id. It is kept.
+
+        saved: of a beginning of the text; it says which texts in it are read alone. Raises UserError where it is of
+        other texts.
+        """
+        wanted, ends = torch.tensor(list(ids[:-1]), dtype=torch.int64), saved.ends if saved else ()
+        loaded = None if saved is None or self._has(wanted[: saved.tokens], owner, ends) else saved.load()
         with self.lock:
-            found = self._found(wanted, owner)
+            if loaded is not None:
+                self.add(loaded, owner)
+            found = self._found(wanted, owner, ends)
+            if found.cache.ends != ends:
+                raise UserError("several texts: one of them was replaced meanwhile, ask again")
             self._kept.append(found)
         try:
             yield found.cache
@@ -85,29 +110,27 @@ class PrefixCache:
     def longest(self, ids: Sequence[int], owner: str = "") -> int:
         """Tokens at the beginning of a text that need not be read again."""
         with self.lock:
-            return self._best(torch.tensor(list(ids), dtype=torch.int64), owner)[0]
+            return self._best(torch.tensor(list(ids), dtype=torch.int64), owner, ())[0]
 
-    def has(self, ids: Sequence[int], owner: str = "") -> bool:
+    def _has(self, wanted: Tensor, owner: str, ends: tuple[int, ...]) -> bool:
         """Whether a memory has read all of a text; its last tokens may be read again with what follows."""
-        wanted, model = torch.tensor(list(ids), dtype=torch.int64), self._model
         with self.lock:
-            state = weights_state(model)
-            mine = (each for each in self._kept if each.owner == owner and each.cache.fits(model, state))
-            return any(each.shared(wanted) == len(wanted) for each in mine)
+            return any(each.shared(wanted) == len(wanted) for each in self._mine(owner, ends))
+
+    def _mine(self, owner: str, ends: tuple[int, ...]) -> list[_Kept]:
+        """The memories of an owner that are the model's as it is now, and have read the same texts alone."""
+        state, mine = weights_state(model := self._model), (each for each in self._kept if each.owner == owner)
+        return [each for each in mine if each.cache.ends == ends and each.cache.fits(model, state)]
 
     @property
     def _model(self) -> Any:
         """The model without PEFT's wrapper."""
         return getattr(self.model, "get_base_model", lambda: self.model)()
 
-    def _best(self, wanted: Tensor, owner: str) -> tuple[int, _Kept | None, Any]:
+    def _best(self, wanted: Tensor, owner: str, ends: tuple[int, ...]) -> tuple[int, _Kept | None, Any]:
         """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
-        best: tuple[int, _Kept | None, Any] = (0, None, None)
-        model = self._model
-        state = weights_state(model)
-        for kept in self._kept:
-            if kept.owner != owner or not kept.cache.fits(model, state):
-                continue
+        best: tuple[int, _Kept | None, Any] = (-1 if ends else 0, None, None)  # short texts may all be read again
+        for kept in self._mine(owner, ends):
             shared, read = kept.shared(wanted), kept.cache.get_seq_length()
             if shared == read and not kept.in_use and kept.cache.settled > best[0]:
                 best = (kept.cache.settled, kept, None)
@@ -115,8 +138,8 @@ class PrefixCache:
                 best = (mark.tokens, kept, mark)
         return best
 
-    def _found(self, wanted: Tensor, owner: str) -> _Kept:
-        _, kept, mark = self._best(wanted, owner)
+    def _found(self, wanted: Tensor, owner: str, ends: tuple[int, ...]) -> _Kept:
+        _, kept, mark = self._best(wanted, owner, ends)
         if kept is None:
             cache = self.model.new_memory(**self.settings)
             cache.marks = []

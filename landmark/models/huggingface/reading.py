@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.layout import insert_landmarks
-from landmark.memory.text_memory import Piece
+from landmark.memory.text_memory import Piece, equal_pieces
 from landmark.models.huggingface.landmark_cache import Group, LandmarkCache
 from landmark.utils.errors import UserError
 
@@ -44,20 +45,35 @@ class Together:
         return out
 
 
-class ChunkedForward:
-    """Reads texts with a `LandmarkModel` chunk by chunk, `local` tokens at a time.
+class Step(NamedTuple):
+    """What one step of a reading gives. tokens: of the longest text, read so far. logits, states: of each text, in its
+    order, the logits (n, vocabulary) of its last tokens that get some, and of each layer its hidden states (n, D).
+    """
 
-    forward: of the original model; kwargs: of it. prefill: whether the logits are not used, because the text goes on.
-    hidden: whether hidden states are returned.
+    tokens: int
+    logits: list[Tensor | None]
+    states: list[list[Tensor]]
+
+
+class ChunkedForward:
+    """Reads texts with a `LandmarkModel` in the pieces that their memory cuts.
+
+    forward: of the original model; kwargs: of it. most: tokens of a piece, asked before each. hidden: whether hidden
+    states are returned.
     """
 
     def __init__(
-        self, model: Any, forward: Callable[..., Any], local: int, prefill: bool, hidden: bool, kwargs: dict[str, Any]
+        self,
+        model: Any,
+        forward: Callable[..., Any],
+        most: Callable[[], int],
+        hidden: bool = False,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ):
         self._model, self._forward, self._settings = model, forward, model.landmarks
-        self._local, self._prefill, self._hidden, self._kwargs = local, prefill, hidden, kwargs
+        self._most, self._hidden, self._kwargs = most, hidden, kwargs
 
-    def read(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
+    def steps(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> Iterator[Step]:
         """Read more of the texts of a batch: of each the same pieces as if it were alone.
 
         1. A step reads the next piece of each text.
@@ -71,34 +87,54 @@ class ChunkedForward:
         texts = [row[own] for row, own in zip(ids, mask, strict=True)]
         for text in texts:
             self._check(text[None])
-        wanted = mask[:, -kept:].sum(1).tolist()
-        if self._hidden:  # of which all are wanted
-            lengths = [len(text) for text in texts]
-        else:
-            lengths = [0] * len(texts) if self._prefill else wanted
-            if any(len(text) > own for text, own in zip(texts, lengths, strict=True)):
-                cache.settle()
+        wanted = mask[:, mask.shape[1] - kept :].sum(1).tolist()
+        with_logits = [len(text) for text in texts] if self._hidden else wanted
+        if any(len(text) > own for text, own in zip(texts, with_logits, strict=True)):
+            cache.settle()
         unread = cache.unread(len(texts))
         texts = [torch.cat([before.to(text.device), text]) for before, text in zip(unread, texts, strict=True)]
-        each_text = zip(cache.caches(len(texts)), texts, lengths, strict=True)
-        pieces = [own.pieces(len(text), last, self._local) for own, text, last in each_text]
-        alike = not cache.groups and bool(mask.all())
-        logits, states = [[] for _ in texts], list[list[list[Tensor]]]()
-        for step in range(max(map(len, pieces))):
-            now = [each[step] if step < len(each) else Piece(0, 0, False) for each in pieces]
-            parts = self._parts(texts, now, cache, alike)
-            for passed in [[part] for part in parts] if cache.has_others else [parts]:
-                rows = [row for part in passed for row in part.rows.tolist()]
-                skipped = max(0, min(len(texts[row]) - wanted[row] - now[row].start for row in rows))
-                for part, (text_logits, layer_states) in zip(passed, self._pass(passed, cache, skipped), strict=True):
-                    states = states or [[[] for _ in texts] for _ in layer_states]
-                    for at, row in enumerate(part.rows.tolist()):
-                        logits[row].append(text_logits[at])
-                        for state, layer_state in zip(states, layer_states, strict=True):
-                            state[row].append(layer_state[at])
-        hidden = tuple(padded(mask, state) for state in states) if self._hidden else None
-        found = padded(mask[:, -kept:], logits)
-        return CausalLMOutputWithPast(logits=found, past_key_values=cache, hidden_states=hidden)
+        walks = [
+            own.pieces(len(text), last, self._most)
+            for own, text, last in zip(cache.caches(len(texts)), texts, with_logits, strict=True)
+        ]
+        alike, before = not cache.groups and bool(mask.all()), max(map(len, unread))
+        done = [0] * len(texts)
+        while any(read < len(text) for read, text in zip(done, texts, strict=True)):
+            ends = ((read, len(text)) for read, text in zip(done, texts, strict=True))
+            now = [next(walk) if read < end else Piece(end, end, False) for walk, (read, end) in zip(walks, ends)]
+            done = [piece.stop for piece in now]
+            yield self._step(texts, now, wanted, cache, alike, max(0, max(done) - before))
+
+    def _step(
+        self, texts: list[Tensor], now: list[Piece], wanted: list[int], cache: LandmarkCache, alike: bool, tokens: int
+    ) -> Step:
+        """Read these pieces. wanted: last tokens of each text that get logits. tokens: of the step."""
+        step = Step(tokens, [None] * len(texts), [[] for _ in texts])
+        parts = self._parts(texts, now, cache, alike)
+        for passed in [[part] for part in parts] if cache.has_others else [parts]:
+            rows = [row for part in passed for row in part.rows.tolist()]
+            skipped = max(0, min(len(texts[row]) - wanted[row] - now[row].start for row in rows))
+            for part, (logits, layer_states) in zip(passed, self._pass(passed, cache, skipped), strict=True):
+                for at, row in enumerate(part.rows.tolist()):
+                    step.logits[row] = logits[at]
+                    step.states[row] = [state[at] for state in layer_states]
+        return step
+
+    def read(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
+        """All `steps`; logits (B, kept, vocabulary) and hidden states (B, T, D) of each layer, 0 for padding."""
+        steps = list(self.steps(ids, mask, cache, kept))
+        logits = [[step.logits[row] for step in steps if step.logits[row] is not None] for row in range(len(ids))]
+        hidden = None
+        if self._hidden:
+            layers = range(len(next(states for states in steps[0].states if states)))
+            hidden = tuple(
+                padded(
+                    mask, [[step.states[row][layer] for step in steps if step.states[row]] for row in range(len(ids))]
+                )
+                for layer in layers
+            )
+        found = padded(mask[:, -kept:], cast(list[list[Tensor]], logits))
+        return CausalLMOutputWithPast(logits=found, past_key_values=cast(Any, cache), hidden_states=hidden)
 
     def _parts(self, texts: list[Tensor], pieces: list[Piece], cache: LandmarkCache, alike: bool) -> list[Part]:
         """What the texts read in these pieces, in groups that share a memory. alike: whether all do."""
@@ -167,6 +203,20 @@ class ChunkedForward:
             chosen = torch.searchsorted(wanted, at[skipped:])
             found.append((_part_of(outputs.logits, rows, chosen), [_part_of(state, rows, at) for state in states]))
         return found
+
+
+def read_text(
+    model: Any, ids: Tensor, cache: Any, kept: int = 1, most: Callable[[], int] | None = None
+) -> Iterator[tuple[int, Tensor | None]]:
+    """`LandmarkModel.read_text` of any causal language model of transformers, `most` tokens at a time (None: all)."""
+    if hasattr(model, "read_text"):
+        yield from model.read_text(ids, cache, kept, most)
+        return
+    for start, stop, _ in equal_pieces(length := ids.shape[1], most or (lambda: length)):
+        wanted = max(0, min(stop - start, stop - length + kept))
+        given = {"past_key_values": cache, "use_cache": True, "logits_to_keep": wanted or 1}
+        logits = model(ids[:, start:stop], **given).logits
+        yield stop, logits if wanted else None
 
 
 def _part_of(batch: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import MethodType
@@ -23,6 +23,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from landmark.memory.blocks.scorer import scorer_of
+from landmark.memory.blocks.scorers.landmarks import Landmarks
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.models.gguf.file import is_gguf
@@ -39,6 +41,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.landmark_token import new_landmark
 from landmark.utils.setting import check_field
+from landmark.utils.weights import weights_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,6 +102,23 @@ def wrap(
     tokenizer.add_tokens([LANDMARK], special_tokens=True)
     place_embedding(model, token)
     return wrapped
+
+
+def use_landmarks(model: LandmarkModel, file: str | Path, gates: bool = False) -> LandmarkModel:
+    """Let a model that reads without landmarks in its text choose blocks by those that it has learned, in place.
+
+    file: of `task=teach`. gates: whether blocks also weigh as they say. Raises UserError for a file without landmarks,
+    or with those of another model.
+    """
+    own = model.landmarks
+    if own.token is not None:
+        raise UserError(f"{type(model).__name__}: its text has landmarks already")
+    scorer = {"name": "landmarks", "file": str(file)}
+    size = Landmarks.load(file).block_size
+    scorer_of(scorer).check_model(lambda: weights_digest(model), size)
+    memory = own.memory.updated({"scorer": scorer, "gates": gates})
+    setattr(model.config, SETTINGS, replace(own, block_size=size, memory=memory).saved())
+    return model
 
 
 def without_landmarks(

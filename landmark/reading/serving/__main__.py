@@ -39,6 +39,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where the model computes, as cuda:0")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are saved")
     parser.add_argument("--bits", type=int, choices=(4, 8), help="of the weights of a folder; not given: as they are")
+    parser.add_argument(
+        "--landmarks", type=Path, help="file of landmarks that were learned from the model (task=teach)"
+    )
+    parser.add_argument("--gates", action="store_true", help="let them also weigh blocks")
     limits = [item for item in fields(ServerSettings) if item.metadata]
     for item in limits:
         choices, about = item.metadata.get("choices"), item.metadata["about"]
@@ -58,9 +62,11 @@ def main() -> None:
             from landmark.reading.serving.app import make_app
         except ImportError as error:
             raise UserError(f"{error.name} is not installed: pip install 'landmark[serve]'") from error
-        from landmark.models.huggingface import load
+        from landmark.models.huggingface import load, use_landmarks
 
         model, tokenizer = load(given.model, given.bits, device_map=given.device, dtype=given.dtype)
+        if given.landmarks is not None:
+            use_landmarks(model, given.landmarks, given.gates)
         if said := leave_busy_cores():
             print(said, file=sys.stderr)
         app = make_app(model, tokenizer, settings, given.model)

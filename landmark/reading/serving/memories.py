@@ -125,7 +125,8 @@ class Memories:
                 if newest == _newest(folder):
                     LOG.error("document %s: %s", name, error)
                     raise Failed(
-                        f"document {name} cannot be read: its files are damaged, or of another model; delete it"
+                        f"document {name} cannot be read: its files are damaged, or of another model or settings; "
+                        "delete it"
                     ) from error
         raise _missing(name)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from landmark.models.sampling import Sampling
+from landmark.reading.session import Prompt
 
 LOG = logging.getLogger(__name__)
 # Fields of OpenAI's that would change an answer, and are not supported, with their values that have no effect.
@@ -133,8 +134,8 @@ class Asked(_Body):
         given = {name: getattr(self, name) for name in names}
         return Sampling.from_config(generation_config, **given, top_k=top_k, seed=seed)
 
-    def with_question(self, text: str) -> Asked:
-        """The same request with another prompt, or another text of the user's last message."""
+    def prompt_of(self) -> Prompt:
+        """What is asked."""
         raise NotImplementedError
 
     @property
@@ -149,8 +150,8 @@ class Completion(Asked):
 
     prompt: Text | list[int]
 
-    def with_question(self, text: str) -> Completion:
-        return self.model_copy(update={"prompt": text})
+    def prompt_of(self) -> Prompt:
+        return Prompt(text=self.prompt)
 
 
 class TextPart(_Body):
@@ -200,8 +201,6 @@ class Chat(Asked):
             raise ValueError("continue_final_message: the last message is no assistant's")
         return self
 
-    def with_question(self, text: str) -> Chat:
-        messages = list(self.messages)
-        last = next((at for at, each in [*enumerate(messages)][::-1] if each.role == "user"), len(messages) - 1)
-        messages[last] = messages[last].model_copy(update={"content": text})
-        return self.model_copy(update={"messages": messages})
+    def prompt_of(self) -> Prompt:
+        messages = [message.as_dict() for message in self.messages]
+        return Prompt(messages, goes_on=self.continue_final_message, settings=self.chat_template_kwargs)

@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import PurePath
 from typing import Any
@@ -16,14 +17,17 @@ from typing import Any
 import torch
 
 from landmark.documents import Document, beside_memory, placed
-from landmark.models.huggingface import LandmarkCache
+from landmark.models.huggingface import LandmarkCache, joined
+from landmark.models.huggingface.prefixes import Saved
 from landmark.reading.answer import Delta
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
+from landmark.reading.answering import Progress as Read
 from landmark.reading.serving.memories import Memories, Missing, ServerSettings
-from landmark.reading.serving.requests import Asked, Chat, Completion
+from landmark.reading.serving.requests import Asked
 from landmark.reading.serving.responses import Response
-from landmark.reading.sources import NULL, Found, check_sources, find
-from landmark.reading.support import support
+from landmark.reading.session import Began, Passages, Session
+from landmark.reading.sources import check_sources
+from landmark.reading.support import Support
 from landmark.utils.errors import UserError
 
 LOG = logging.getLogger(__name__)
@@ -86,88 +90,61 @@ class Service:
     def complete(self, asked: Asked, client: str, progress: Progress) -> Response:
         """The response to a request. Nothing is read yet, but whatever can be refused is."""
         self.check_model(asked.model)
-        prefixes, is_chat = self.answering.prefixes, isinstance(asked, Chat)
-        names, parts = asked.named, [self.memories.ids(client, name) for name in asked.named]
-        apart, count = asked.documents_read == "apart" and len(names) > 1, len(self.answering.chats.beginning)
-        parts[1:] = [part if apart else part[count:] for part in parts[1:]]
-        document, starts = [*chain(*parts)], tuple(accumulate(map(len, parts[:-1]), initial=0))
-        owner = f"{client}\n{starts}" if apart else client  # what is kept was read in this way too
-        prompt, sampling = self._prompt(asked, not document), asked.sampling(self._recommended)
-        ids = [*document, *prompt]
-        stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
-        answer, counts = self.answering.new_answer(ids, is_chat, stop), list[int]()
-        answer.nats = [] if asked.from_sources else None
-        found = list[dict[str, Any]]() if asked.finds else None
-        read, null = list[tuple[int, Document]](), list[int]()
+        prompt, sampling = asked.prompt_of(), asked.sampling(self._recommended)
+        session = self._session(client, asked.named, asked.documents_read == "apart")
         if asked.finds:
             check_sources(self.answering.model)
-            for name, (at, text) in zip(names, placed(self.answering.chats.decode, document, starts), strict=True):
-                read += [(at + begin, each) for begin, each in self.memories.document(client, name, text).parts()]
-            null = self._prompt(asked.with_question(NULL), begins=False)
-
-        def behind(cache: Any) -> Found:
-            if found is None:
-                return Found([])
-            given = read, document, prompt, null, asked.sources, asked.from_sources
-            passages = find(self.answering, cache, *given, progress.gone)
-            found.extend(each._asdict() for each in passages.sources)
-            return passages
-
-        def answered(ids: list[int], cache: Any) -> Generator[Delta]:
-            counts.extend((len(ids), cache.get_seq_length()))
-            most = min(asked.most or self.settings.tokens, self.settings.tokens)
-            yield from self.answering.answer(ids, cache, answer, sampling, most, progress.gone, progress)
+        stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
+        answer, most = session.new_answer(prompt, stop), min(asked.most or self.settings.tokens, self.settings.tokens)
+        counts, found = list[int](), list[dict[str, Any]]() if asked.finds else None
 
         def deltas() -> Generator[Delta]:
-            if names and not apart and not any(prefixes.has(each, client) for each in (document, parts[0])):
-                prefixes.add(self.memories.memory(client, names[0]), client)
-            with prefixes.using(ids, owner) as cache:
-                if apart and cache.starts != starts:
-                    self._join(cache, client, names, document)
-                if not asked.from_sources:
-                    yield from answered(ids, cache)
-                    behind(cache)
-                    return
-                if rest := document[cache.get_seq_length() :]:
-                    self.answering.read(torch.tensor([rest]), cache, progress.gone, progress)
-                passages = behind(cache)
-            about = (ids, owner)
-            if passages.text:
-                about = ([*self.answering.chats.text_ids(passages.text), *prompt], client)
-            with prefixes.using(*about) as cache:
-                yield from answered(about[0], cache)
-            measured = support(self.answering, passages, self._prompt(asked, begins=True), answer, progress.gone)
-            response.support = None if measured is None else measured._asdict()
+            given = sampling, most, stop, asked.sources, asked.from_sources, progress.gone, answer
+            for event in session.ask(prompt, *given):
+                if isinstance(event, Delta):
+                    yield event
+                elif isinstance(event, Began):
+                    counts.extend(event)
+                elif isinstance(event, Passages) and found is not None:
+                    found.extend(each._asdict() for each in event.found)
+                elif isinstance(event, Support):
+                    response.support = event._asdict()
+                elif isinstance(event, Read):
+                    progress(*event)
 
-        id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        id = f"{'chatcmpl' if prompt.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
-        head |= {"documents_read": asked.documents_read} if len(names) > 1 else {}
-        head |= self.warnings(client, *names)
-        response = Response(deltas(), answer, counts, head, is_chat, found)
+        head |= {"documents_read": asked.documents_read} if len(asked.named) > 1 else {}
+        head |= self.warnings(client, *asked.named)
+        response = Response(deltas(), answer, counts, head, prompt.is_chat, found)
         return response
 
-    def _join(self, cache: LandmarkCache, client: str, names: list[str], ids: list[int]) -> None:
-        """Let an empty memory have read documents, each alone. Raises UserError where they have not these ids any more,
-        and as `LandmarkCache.append`; then it is empty again.
-        """
-        try:
-            for name in names:
-                cache.append(self.memories.memory(client, name))
-            if cache.ids[0].tolist() != ids:
-                raise UserError("documents: one of them was replaced meanwhile: ask again")
-        except BaseException:
-            cache.reset()
-            raise
-        cache.settle()
-        cache.add_mark()
+    def _session(self, client: str, names: list[str], apart: bool) -> Session:
+        """A session that has read these documents of a client. Raises as `Memories.ids`."""
+        parts = [self.memories.ids(client, name) for name in names]
+        if not parts:
+            return Session(self.answering, client)
+        apart, count = apart and len(names) > 1, len(self.answering.chats.beginning)
+        parts[1:] = [part if apart else part[count:] for part in parts[1:]]
+        ids, ends = [*chain(*parts)], tuple(accumulate(map(len, parts)))
+        load = partial(self._load, client, names, apart)
 
-    def _prompt(self, asked: Asked, begins: bool) -> list[int]:
-        """The ids of the prompt. begins: no document comes before it."""
-        if isinstance(asked, Completion):
-            return self.answering.ids(asked.prompt, begins)
-        assert isinstance(asked, Chat)
-        messages, goes_on = [message.as_dict() for message in asked.messages], asked.continue_final_message
-        return self.answering.chats.ids(messages, begins, goes_on, asked.chat_template_kwargs)
+        def documents() -> list[tuple[int, Document]]:
+            texts, found = placed(self.answering.chats.decode, ids, (0, *ends[:-1])), list[tuple[int, Document]]()
+            for name, (at, text) in zip(names, texts, strict=True):
+                found += [(at + begin, each) for begin, each in self.memories.document(client, name, text).parts()]
+            return found
+
+        saved = Saved(len(ids), ends, load) if apart else Saved(ends[0], (), load)
+        return Session(self.answering, client, ids, documents, saved=saved)
+
+    def _load(self, client: str, names: list[str], apart: bool) -> LandmarkCache:
+        """The memory of the first document, or of all, each read alone. Raises UserError as `Memories.memory` and
+        `joined`.
+        """
+        if not apart:
+            return self.memories.memory(client, names[0])
+        return joined(self.memories.memory(client, name) for name in names)
 
     def add_document(self, client: str, name: str, document: Document, progress: Progress) -> dict[str, Any]:
         """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""
@@ -176,7 +153,7 @@ class Service:
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
             progress(0, rest.shape[1])
-            self.answering.read(rest, cache, progress.gone, progress)
+            finished(self.answering.read(rest, cache, progress.gone), progress)
             document = document.as_read(self.answering.chats.decode(ids))
             self.memories.save(client, name, cache, beside_memory(document, None))
         return {"id": name, "object": "document", "tokens": len(ids), **_warnings(document.lacks)}

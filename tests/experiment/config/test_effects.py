@@ -34,7 +34,7 @@ OTHERS = """
 name about task run trial figure output logger trainer prompt prompt_file memory.load memory.save memory.tier data.name
 data.path data.cache data.max_documents tokenizer model.name eval.batch_size train.checkpoint_every train.log_every
 eval.span eval.tokens eval.prompts eval.generated start train.validate_every train.validate_batches train.micro_batch
-generate start_run
+generate teach start_run
 """
 # Of trainings: a command may have rows of models that are trained and of others.
 OF_TRAININGS = "train. trainer. data.repeats data.tasks data.passkeys model.lora_rank"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from landmark.experiment.data import SPLITS, Corpus, Tokenizer, find, load_tokenizer, open_corpus, prepare
-from landmark.experiment.data.preparation import batches_of
+from landmark.experiment.data.preparation import batches_of, check_texts
 from landmark.experiment.data.sources import Document, open_source
 from landmark.experiment.data.stream import Stream
 from landmark.experiment.data.windows import TrainingWindows
@@ -51,7 +51,9 @@ def test_manifest_says_what_was_prepared_once(corpus, books, byte_tokenizer, tmp
     assert manifest == corpus.manifest
     assert manifest["tokenizer"]["hash"] == byte_tokenizer.hash
     assert manifest["source"]["origin"] == str(books)
-    assert set(manifest["splits"]["test"]) == {"file", "tokens", "documents", "bytes", "words", "sha256"}
+    assert set(manifest["splits"]["test"]) == {
+        *("file", "tokens", "documents", "bytes", "words", "sha256", "texts_sha256")
+    }
     assert corpus.folder.name.startswith("pg19-bytes-")
     assert sorted(file.name for file in corpus.folder.iterdir()) == [
         *("manifest.json", "test.bin", "train.bin", "validation.bin", "verified.json")
@@ -83,6 +85,21 @@ def test_changed_data_are_other_corpora_and_a_prepared_folder_can_be_the_path(co
     assert not (tmp_path / "none").exists()
     with pytest.raises(UserError, match="carried was prepared with another tokenizer than code"):
         find("pg19", load_tokenizer("code"), tmp_path / "none", path=moved)
+
+
+def test_a_text_that_changed_under_the_same_size_and_time_is_found_where_all_are_read(
+    corpus, books, byte_tokenizer, tmp_path
+):
+    given = "pg19", byte_tokenizer, tmp_path / "cache"
+    assert check_texts(*given, path=books)
+    file = min((books / "train").glob("*.txt"))
+    content, status = file.read_bytes(), file.stat()
+    file.write_bytes(b"#" + content[1:])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert prepare(*given, path=books).folder == corpus.folder  # names, sizes and times are the same
+    with pytest.raises(UserError, match=r"texts of the split train have changed since .* and prepare it again"):
+        check_texts(*given, path=books)
+    assert not check_texts(*given, path=corpus.folder)
 
 
 @pytest.fixture

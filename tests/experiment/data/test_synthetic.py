@@ -24,7 +24,9 @@ TOKENIZER = load_tokenizer("bytes")
 def test_the_first_integer_is_the_answer_and_a_length_that_is_too_short_is_refused():
     texts = {" 417.": True, " is 417 or 5": True, " 4171": False, " 41 417": False, "": False, "0417": False}
     assert {text: Passkey().score(text, "417") for text in texts} == texts
-    with pytest.raises(UserError, match=r"eval\.length=100: a passkey prompt needs at least 2\d\d tokens"):
+    with pytest.raises(
+        UserError, match=r"eval\.length=100: a passkey prompt and its answer need at least 2\d\d tokens"
+    ):
         SyntheticCorpus(Passkey(), TOKENIZER).prompts("test", 100, 1)
 
 
@@ -107,11 +109,11 @@ def test_windows_are_full_and_only_their_first_text_is_a_prompt(name):
 
 @pytest.mark.parametrize("length", [300, 512, 3000])
 def test_prompts_are_the_papers_and_as_long_as_asked(length):
-    prompts = SyntheticCorpus(Passkey(), TOKENIZER).prompts("test", length, 20)
+    prompts = SyntheticCorpus(Passkey(generated=10), TOKENIZER).prompts("test", length, 20)
     places = []
     for prompt in prompts:
         text = TOKENIZER.decode(prompt.tokens)
-        assert len(prompt.tokens) == length
+        assert len(prompt.tokens) == length - 10  # with its answer, as RULER's
         assert text.startswith(INTRODUCTION)
         assert text.endswith(" What is the pass key? The pass key is")
         info = f"The pass key is {prompt.answer}. Remember it. {prompt.answer} is the pass key."
@@ -162,6 +164,6 @@ def test_a_share_of_the_windows_of_a_text_is_pass_keys_which_are_asked_of_a_mode
     assert Inputs().evaluated(config) is corpus
     config.eval.task, config.eval.generated, config.data.needles = "passkey", 10, 3
     (prompt,) = Inputs().evaluated(config).prompts("test", 900, 1)
-    (same,) = SyntheticCorpus(Passkey(needles=3), TOKENIZER).prompts("test", 900, 1)
+    (same,) = SyntheticCorpus(Passkey(needles=3, generated=10), TOKENIZER).prompts("test", 900, 1)
     assert prompt.answer == same.answer
     assert (prompt.tokens == same.tokens).all()

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,10 +10,10 @@ from landmark.experiment.data import SyntheticCorpus, load_tokenizer
 from landmark.experiment.data.passkey import Passkey
 from landmark.experiment.data.ruler import Ruler
 from landmark.experiment.data.ruler.material import Essays
-from landmark.experiment.evaluation.rows import evaluate_recall, evidence_blocks, score_interval
+from landmark.experiment.evaluation.rows import evaluate_recall, evidence_blocks
 from landmark.memory import Memory
 from landmark.models import Decoder
-from landmark.utils.significance import clopper_pearson, mean_and_error, paired_difference
+from landmark.utils.significance import clopper_pearson, score_interval
 from tests.configurations import decoder_config
 
 BYTES, CODE = load_tokenizer("bytes"), load_tokenizer("code")
@@ -48,7 +47,7 @@ def test_counts_the_prompts_that_are_answered_and_parts_of_an_answer(monkeypatch
     results = evaluate_recall(decoder(), corpus, CODE, of_ruler())
     assert results["correct"] == [1, 0.75, 0, 1]
     assert results["accuracy"] == 2.75 / 4
-    assert (results["accuracy_low"], results["accuracy_high"]) == score_interval([1, 0.75, 0, 1])
+    assert (results["accuracy_low"], results["accuracy_high"]) == score_interval([[1, 0.75, 0, 1]])
     assert [said for said, _ in results["answers"]] == list(expected.values())
     assert results["tokens"] == sum(map(len, expected))
 
@@ -98,52 +97,9 @@ def test_exact_intervals_hold_those_of_whole_answers_and_blocks_are_those_of_evi
     for successes, trials, low, high in ((0, 10, 0, 0.3085), (5, 10, 0.1871, 0.8129), (49, 50, 0.8935, 0.9995)):
         assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
     assert clopper_pearson(10, 10) == pytest.approx((0.6915, 1.0), abs=1e-4)
-    assert score_interval([1, 1, 0, 1]) == clopper_pearson(3, 4)
-    low, high = score_interval([0.5, 0.25, 1, 0])
+    assert score_interval([[1, 1, 0, 1]]) == clopper_pearson(3, 4)
+    low, high = score_interval([[0.5, 0.25, 1, 0]])
     assert low == clopper_pearson(1, 4)[0]
     assert high == clopper_pearson(math.ceil(1.75), 4)[1]
-    assert score_interval([0.2] * 5) == clopper_pearson(1, 5)
+    assert score_interval([[0.2] * 5]) == clopper_pearson(1, 5)
     assert evidence_blocks([[(0, 3), (49, 51)], [], [(100, 150)]], 50).tolist() == [[0, 1], [-1, -1], [2, -1]]
-
-
-# ---- errors of means, and paired differences across segment lengths
-
-
-def cut(losses, length):
-    """Segments of a stream whose prediction of token i + 1 costs losses[i]."""
-    return [[i + 1, length, float(losses[i : i + length].sum())] for i in range(0, len(losses) - length + 1, length)]
-
-
-def test_mean_and_error_of_independent_segments_which_weigh_by_their_tokens():
-    losses = np.random.default_rng(0).normal(2.0, 1.0, 40_000)
-    mean, error = mean_and_error(cut(losses, 100))
-    assert mean == pytest.approx(losses.mean())
-    assert error == pytest.approx(1 / math.sqrt(40_000), rel=0.1)
-    mean, error = mean_and_error([[0, 1, 10.0], [1, 3, 3.0]])
-    assert mean == pytest.approx(13 / 4)
-    assert error == pytest.approx(math.sqrt(2 * (6.75**2 + 6.75**2)) / 4)
-    assert math.isnan(mean_and_error([[0, 1, 10.0]])[1])
-
-
-def test_pairing_removes_what_both_share():
-    generator = np.random.default_rng(1)
-    shared = generator.normal(3.0, 1.0, 72_000)
-    better = shared - 0.01 + generator.normal(0, 0.02, 72_000)
-    difference = paired_difference(cut(better, 360), cut(shared, 240))
-    assert difference.stretches == 100  # every 720 tokens both end a segment
-    assert difference.nats == pytest.approx((better - shared).mean())
-    assert difference.error < 0.001
-    assert difference.nats < -2 * difference.error
-    opposite = paired_difference(cut(shared, 360), cut(better, 240))
-    assert opposite.nats > 2 * opposite.error
-
-
-def test_spans_apart_and_segments_moved_back_are_compared_and_different_text_not():
-    a = [[1, 10, 5.0], [101, 10, 6.0], [201, 10, 7.0]]
-    b = [[1, 7, 3.0], [8, 3, 1.0], [101, 7, 3.0], [108, 3, 2.0], [201, 7, 4.0], [208, 3, 2.0]]
-    difference = paired_difference(a, b)
-    assert difference.stretches == 3
-    assert difference.nats == pytest.approx((18 - 15) / 30)
-    assert difference.error == pytest.approx(0.0, abs=1e-12)
-    assert paired_difference([[1, 10, 5.0], [11, 10, 5.0]], [[2, 10, 5.0], [12, 10, 5.0]]) is None
-    assert paired_difference([[1, 10, 5.0]], [[1, 5, 2.0], [6, 5, 2.0]]) is None

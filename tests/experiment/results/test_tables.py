@@ -1,6 +1,7 @@
 """Tables in text, Markdown and CSV, and what they say of their rows."""
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from landmark.experiment.results import render
 from landmark.experiment.results.columns import COLUMNS
 from landmark.experiment.results.paper import read_paper
 from landmark.experiment.results.tables import build, compare
-from landmark.utils.significance import Difference
+from landmark.utils.significance import Error, Mean
 from tests.configurations import row_record
 from tests.experiment.results.made_up import beside_the_papers, composed
 
@@ -64,11 +65,11 @@ def test_a_narrow_terminal_shows_what_differs_and_every_column_has_a_title(table
     assert max(map(len, narrow.splitlines()[2:16])) <= 100 < max(map(len, wide.splitlines()[2:16]))
     assert "\nin the CSV alone: tokens/s, word ppl, bits/byte, " in narrow
     assert "16.32" in narrow
-    assert "4.50 ± 0.10" in narrow
+    assert "4.500 ± 0.002" in narrow
     for value, text in ((8.213, "8.213"), (12345.6, "12,346"), (4.065e10, "over 1e6")):
         assert replace(table1.rows[0], word_perplexity=value).cell("word_perplexity") == text
     shown = {key: each for key, each in COLUMNS.items() if each.title}
-    assert len({each.title for each in shown.values()}) == len(shown) == 27
+    assert len({each.title for each in shown.values()}) == len(shown) == 28
     assert render.plain(table1)[0] == list(COLUMNS)
     assert set(render.columns(table1)) < set(COLUMNS)
 
@@ -86,17 +87,25 @@ def test_a_written_table_is_recognised_and_a_trial_replaces_none(table1, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("nats", "error", "verdict"),
+    ("nats", "seeds", "text", "verdict"),
     [
-        (-0.03, 0.01, "a is better than b by more than two standard errors"),
-        (-0.02, 0.01, "a is NOT better than b by two standard errors"),
-        (+0.02, 0.01, "a is NOT better than b by two standard errors"),
-        (-0.00004, 0.00001, "a and b do not differ by 0.0001 nats"),
-        (+0.03, 0.01, "a is WORSE than b"),
+        (-0.03, None, 0.01, "a is better than b (-0.0300 nats a token; ± 0.0100 over 24 spans, p = 0.0064)"),
+        (
+            -0.0107,
+            0.0029,
+            0.001,
+            "a is NOT shown to be better than b (-0.0107 nats a token; ± 0.0029 over 3 seeds, p = 0.0",
+        ),
+        (-0.0107, 0.0020, 0.006, "a is NOT shown to be better than b"),  # by the text
+        (-0.0107, 0.0020, 0.001, "a is better than b"),
+        (+0.0107, 0.0020, 0.001, "a is WORSE than b"),
+        (-0.00004, None, 0.00001, "a and b do not differ by 0.0001 nats"),
+        (-0.03, None, None, "a has a lower loss than b, on too little text for an error (-0.0300 nats a token)"),
     ],
 )
-def test_comparison_says_whether_two_standard_errors_are_passed(nats, error, verdict):
-    assert verdict in compare("title", "a", "b", Difference(nats, error, 24))
+def test_comparison_says_whether_a_difference_is_more_than_chance_by_each_of_its_errors(nats, seeds, text, verdict):
+    mean = Mean(nats, None if seeds is None else Error(seeds, 3, "seeds"), Error(text, 24, "spans"))
+    assert verdict in compare("title", "a", "b", mean)
     assert "a and b were not measured on the same text" in compare("title", "a", "b", None)
 
 
@@ -106,21 +115,37 @@ def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_
     def row(**results):
         return books | {"results": books["results"] | results}
 
-    copied = row(first_copy=2.0, first_copy_se=0.1, second_copy=1.5, second_copy_se=None)
+    copied = row(first_copy=2.0, second_copy=1.5, first_segments=books["results"]["segments"])
     written = render.as_csv(build("t", {"books": [books], "copied": [copied]}))
     rows = {each["name"]: each for each in csv.DictReader(written.splitlines())}
-    assert (rows["copied"]["first_copy"], rows["copied"]["first_copy_spread"]) == ("2.0", "0.1")
-    assert rows["copied"]["accuracy"] == rows["books"]["second_copy"] == ""
+    assert rows["copied"]["first_copy"] == "2.0"
+    assert rows["copied"]["first_copy_spread"] == rows["copied"]["second_copy_spread"] != ""
+    assert rows["copied"]["accuracy"] == rows["books"]["second_copy"] == rows["books"]["second_copy_spread"] == ""
     for record, shown in ((copied, {"first copy, nats", "second copy, nats"}), (books, set())):
         titles = set(render.columns(build("t", {"a": [record]})).values())
         assert {title for title in titles if "copy" in title} == shown
-    seeds = [row(accuracy=share, accuracy_low=0.0, accuracy_high=1.0) for share in (0.2, 0.3, 0.4)]
+    seeds = [row(accuracy=share, prompts=10) | {"id": share} for share in (0.2, 0.3, 0.4)]
     (found,) = build("t", {"a": seeds}).rows
-    assert (found.accuracy, found.accuracy_low, found.accuracy_high) == pytest.approx((0.3, 0.2, 0.4))
-    seeds = [row(second_copy=nats, first_copy=4.0) for nats in (1.0, 2.0)]
-    (found,) = build("t", {"a": seeds}).rows
-    assert (found.second_copy, found.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
-    assert found.first_copy_spread == 0
+    within = 4.3027 * 0.1 / 3**0.5  # Student's t of 2 degrees of freedom; 9 of 30 prompts have a narrower interval
+    assert (found.accuracy, found.accuracy_low, found.accuracy_high) == pytest.approx(
+        (0.3, 0.3 - within, 0.3 + within), abs=1e-3
+    )
+    seeds = [row(second_copy=nats) for nats in (1.0, 2.0)]
+    seeds[0]["id"], seeds[1]["results"]["segments"] = "other", [[0, 10, 4.0], [20, 10, 6.0]]
+    (found,) = build("t", {"a": seeds[1:]}).rows
+    assert found.second_copy_spread is None
+
+
+def test_seeds_that_share_a_record_are_one_measurement(configure, make_record):
+    """Nothing that was drawn differs between them: an error of 0 over three would be none."""
+    fixed = make_record(configure("model=landmark", "eval.length=1024"), "fixed", 5.0)
+    trained = [make_record(configure("model=landmark", f"seed={seed}"), "trained", 5.0 + seed) for seed in range(3)]
+    one, three = build("t", {"fixed": [fixed] * 3, "trained": trained}).rows
+    assert (one.seeds, three.seeds) == (1, 3)
+    assert one.spread == one.text_spread
+    assert three.spread == pytest.approx(1 / 3**0.5)
+    differences = [math.log(5.0 + seed) - math.log(5.0) for seed in range(3)]
+    assert three.difference == pytest.approx(sum(differences) / 3, abs=1e-2)
 
 
 def test_a_trial_is_marked_and_compared_with_nothing():

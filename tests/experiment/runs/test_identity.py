@@ -1,10 +1,13 @@
 """What decides a run's weights or a row's numbers makes another identity; nothing else does."""
 
+import importlib
+
 import pytest
 
 from landmark.experiment.config.checks import resolve
 from landmark.experiment.runs.identity import digest, row_settings, run_name, run_settings
 from landmark.utils.setting import difference
+from landmark.utils.trust import name_modules
 
 NAMED, AS_IS = (f"model={model} model.name=some-folder" for model in ("pretrained_landmark", "pretrained_base"))
 FILE = "model=pretrained_base model.name=some.gguf"
@@ -101,6 +104,29 @@ def test_tokenizer_text_and_start_make_another_run_and_settings_that_are_not_use
     assert "repeats" not in run_settings(configure(), "t", "s")
     row = row_settings(configure("eval.length=2048"), "r", "s")
     assert row.keys().isdisjoint({"probe", "window", "retrieval_statistics"})
+
+
+def test_what_is_drawn_by_chance_has_a_record_for_each_seed(configure):
+    """A run that is named has one identity for all seeds; that of a training has its seed."""
+    drawn = "model=landmark", "retrieval.scorer=random"
+    seeds = [row_id(configure(*drawn, "run=latest", f"seed={seed}")) for seed in (0, 1, 2)]
+    assert len(set(seeds)) == 3
+    assert seeds[0] == row_id(configure(*drawn)) == row_id(configure(*drawn, "seed=1"))  # as recorded before
+    named = [row_id(configure("model=landmark", "run=latest", f"seed={seed}")) for seed in (0, 1)]
+    assert named[0] == named[1]
+
+
+def test_a_model_of_ones_own_is_its_code(configure, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name_modules(["own_models.gated"])
+    (tmp_path / "own_models").mkdir()
+    file = tmp_path / "own_models" / "gated.py"
+    found = []
+    for code in ("silu", "relu", "silu"):
+        file.write_text(f"Model = '{code}'")
+        importlib.invalidate_caches()
+        found.append(run_id(configure("model=landmark", "model.architecture=own_models.gated")))
+    assert found[0] == found[2] != found[1]
 
 
 def test_identities_have_no_order_a_difference_names_both_values_and_a_folder_what_it_holds(configure):

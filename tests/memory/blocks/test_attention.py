@@ -13,11 +13,13 @@ from landmark.memory.blocks.attention import (
     blocks_of_queries,
     read_all,
     read_chosen,
-    rotated_means,
+    rotated_summaries,
     shares_of_blocks,
 )
 from landmark.memory.blocks.cache import BlockCache, rotate_by
 from landmark.memory.blocks.prefill_kernels import read_tiles
+from landmark.memory.blocks.scorers.mean_key import Scorer as MeanKey
+from tests.memory.blocks.best import Scorer as Best
 from tests.pairs import all_pairs, name_of
 from tests.tape import Tape
 
@@ -38,7 +40,11 @@ READINGS = {
     "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
 }
 SIZES = ("window", "k", "sinks", "tile", "softcap")
-SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "rotation": [None, turned]})
+MORE = (*SIZES, "scorer", "gates")
+SCORERS = {MeanKey(): lambda keys: keys.mean(0, keepdim=True), Best(): lambda keys: keys}  # and keys that it scores by
+SHAPES = all_pairs(
+    {**READINGS, "softcap": [None, 1.5], "rotation": [None, turned], "scorer": [*SCORERS], "gates": [False, True]}
+)
 OF_KERNELS = all_pairs(
     {
         **READINGS,
@@ -59,8 +65,8 @@ def make(config, place, dtype=torch.float64):
         for shape in ((HEADS, place[1]), (end,), (end,))
     )
     keys[:, start + place[1] :] = values[:, start + place[1] :] = 0  # room behind the end
-    means = keys.unflatten(1, (-1, config.block_size)).mean(2)
-    return q, Text(keys, values, means.to(torch.promote_types(dtype, torch.float32))), start
+    blocks = (x.unflatten(1, (-1, config.block_size)) for x in (keys, values))
+    return q, Text(keys, values, config.scorer.summarise(*blocks, 0)), start
 
 
 def by_hand(q, text, start, config):
@@ -85,6 +91,7 @@ def by_hand(q, text, start, config):
         return [n for _, n in sorted(zip(found, numbers, strict=True), reverse=True)[:count]]
 
     out, lse, chosen = torch.empty_like(q), q.new_empty(q.shape[:3]), []
+    most = config.far(start + q.shape[2] - 1)  # with gates earlier tiles may have fewer blocks than are read
     for cache in range(len(q)):
         for query in range(q.shape[2]):
             position = start + query
@@ -92,35 +99,49 @@ def by_hand(q, text, start, config):
             own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
             rows, far = q[cache][:, own].flatten(0, 1), config.far(position)
             numbers = list(range(far))
-            found = shares(cache, rows, far, numbers, lambda keys: keys.mean(0, keepdim=True))
+            found = shares(cache, rows, far, numbers, SCORERS[config.scorer])
             numbers = sorted(best(numbers, found, config.k))
-            keys, values = [], []
+            near = slice(position // config.group * config.group - config.window, position + 1)
+            found = scores(q[cache, :, query], text.keys[cache, near])
+            outs, levels = [found.softmax(-1) @ text.values[cache, near]], [found.logsumexp(-1)]
             for place, number in enumerate(numbers):
                 age = far - number
-                keys.append(block(cache, number, age - (config.k - place) - (age > config.k)))
-                values.append(text.values[cache, number * size : (number + 1) * size])
-            near = slice(position // config.group * config.group - config.window, position + 1)
-            keys, values = torch.cat([*keys, text.keys[cache, near]]), torch.cat([*values, text.values[cache, near]])
-            found = scores(q[cache, :, query], keys)
-            out[cache, :, query], lse[cache, :, query] = found.softmax(-1) @ values, found.logsumexp(-1)
-            chosen.append(numbers)
+                keys = block(cache, number, age - (len(numbers) - place) - (age > config.k))
+                found = scores(q[cache, :, query], keys)
+                gate = scores(q[cache, :, query], SCORERS[config.scorer](keys)) if config.gates else found
+                outs.append(found.softmax(-1) @ text.values[cache, number * size : (number + 1) * size])
+                levels.append(gate.logsumexp(-1))
+            levels = torch.stack(levels, -1)
+            out[cache, :, query] = (levels.softmax(-1)[..., None] * torch.stack(outs, -2)).sum(-2)
+            lse[cache, :, query] = levels.logsumexp(-1)
+            chosen.append(numbers + [0] * (min(config.k, most) - len(numbers)))
     return out, lse, torch.tensor(chosen).view(len(q), q.shape[2], -1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_queries_read_what_they_choose(shape):
-    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in SIZES})
+    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in MORE})
     q, text, start = make(config, shape["place"])
     if shape["rotation"] is not None:
-        text = text._replace(rotation=turned, rotated=rotated_means(text.means, 0, turned, config))
+        text = text._replace(rotation=turned, rotated=rotated_summaries(text.summaries, 0, turned, config))
     expected = by_hand(q, text, start, config)
     found = read_chosen(q, text, start, config)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
     blocks = blocks_of_queries(found[2], start, q.shape[2], config)
-    assert torch.equal(blocks.sort(-1).values, expected[2])
+    if not config.gates:
+        assert torch.equal(blocks.sort(-1).values, expected[2])
     shares = shares_of_blocks(q, text, start, found[1], blocks, config)
-    assert (shares.sum(-1) < 1).all()
+    assert config.gates or (shares.sum(-1) < 1).all()
     assert (shares > 0).all()
+
+
+@pytest.mark.parametrize("window", [0, 8])
+@pytest.mark.parametrize("place", [(0, 30), (5, 1)])
+def test_with_log_sum_exps_as_gates_the_grouped_softmax_is_the_plain_one(window, place):
+    config = AttentionConfig(4, window, 99, scale=0.4, softcap=1.5, scorer=Best(), gates=True)
+    q, text, start = make(config, place)
+    found, expected = read_chosen(q, text, start, config), read_all(q, text, start, config)
+    torch.testing.assert_close(found[:2], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -144,8 +165,8 @@ def test_kernels(shape):
     q, text, start = make(config, shape["place"], dtype)
     if shape["rotation"] is not None:
         rotated, factors = (
-            rotated_means(text.means, 0, turned, config),
-            block_rope_factors(FREQUENCIES, 1 + text.means.shape[1], 4),
+            rotated_summaries(text.summaries, 0, turned, config),
+            block_rope_factors(FREQUENCIES, 1 + text.summaries.shape[1], 4),
         )
         text = text._replace(rotation=turned, rotated=rotated, factors=factors)
     exact = text._replace(keys=text.keys.float(), values=text.values.float())

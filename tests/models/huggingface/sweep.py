@@ -84,6 +84,11 @@ def row(kind):
     try:
         model = model_of(kind)
     except Exception as error:
+        config = CONFIG_MAPPING[kind]()
+        try:
+            families.check_layers(kind, getattr(config.get_text_config(), "layer_types", None) or ())
+        except UserError as refused:
+            return f"| `{kind}` | | {str(refused).removeprefix(f'{kind}: ')} |"
         return f"| `{kind}` | | not tried: no model can be made of its settings here ({in_one_line(error)[:100]}) |"
     try:
         families.check_model(model, is_free=True)

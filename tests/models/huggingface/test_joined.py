@@ -1,19 +1,23 @@
 """Texts that were read alone and are asked together, against the model's own attention in float64."""
 
 import copy
+from itertools import accumulate
 
 import pytest
 import torch
 from transformers import AttentionInterface, DynamicCache
 
-from landmark.models.huggingface import joined, wrap
+from landmark.models.huggingface import PrefixCache, joined, wrap
+from landmark.models.huggingface.prefixes import Saved
 from landmark.models.huggingface.tiny import doubled
 from landmark.utils.errors import UserError
-from tests.models.huggingface.conftest import CONFIGS, EAGER, make_model, read
+from tests.models.huggingface.conftest import EAGER, make_model, read
 from tests.models.huggingface.test_kinds import model_of_kind
 
 FEW = {"k": 3, "window": 7, "dense": 60}  # a text alone is read with all keys, several together with a few blocks
 PARTS = (37, 41, 33)
+# Each way to turn keys, layers without positions, windows, sinks and a cap, and what cannot follow another text.
+ROTATIONS = "llama", "llama3", "llama_yarn", "gemma2", "gemma3", "smollm3", "gpt_oss", "gpt_neox", "llama4_text"
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +48,7 @@ def memory_of(model, ids):
     return memory
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ROTATIONS)
 def test_keys_are_those_of_a_text_alone_that_begins_where_the_one_before_ends(name, texts, tokenizer):
     wrapped, plain = make(name, tokenizer)
     if name == "llama4_text":  # its layers beside keep chunks
@@ -52,10 +56,10 @@ def test_keys_are_those_of_a_text_alone_that_begins_where_the_one_before_ends(na
             joined(memory_of(wrapped, each) for each in texts[:2])
         return
     memory = joined(memory_of(wrapped, each) for each in texts[:3])
-    assert memory.memory.starts == (0, 37, 78)
+    assert memory.starts == (0, 37, 78)
     assert memory.get_seq_length() == sum(PARTS)
     own = [DynamicCache(config=plain.config) for _ in PARTS]
-    for start, ids, cache in zip(memory.memory.starts, texts[:3], own, strict=True):
+    for start, ids, cache in zip(memory.starts, texts[:3], own, strict=True):
         with torch.no_grad():
             plain(ids, past_key_values=cache, position_ids=torch.arange(start, start + ids.shape[1])[None])
     for number, layer in enumerate(memory.layers):
@@ -143,9 +147,41 @@ def test_one_alone_stays_what_it_is_and_answers_do_not_depend_on_others(name, de
     fork = memory.fork(memory.mark_before(sum(PARTS)))
     rest = torch.cat(texts[:3], 1)[:, fork.get_seq_length() :]
     torch.testing.assert_close(asked(fork, torch.cat([rest, second], 1)), expected, rtol=0, atol=1e-12)
+    assert loaded.ends == fresh.ends == (37, 78, 111)
     assert torch.equal(asked(loaded, second), expected)
     for each, before in zip(parts, untouched, strict=True):
         assert torch.equal(each.memory.layers[2].keys, before)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_texts_alone_are_known_again_only_as_a_whole(name, texts, tokenizer):
+    """Not where another text follows the first one, nor where one of them goes on: those are joined anew. Neither is
+    read in order where its memory was dropped.
+    """
+    wrapped, _ = make(name, tokenizer)
+    first, second, third, question = texts
+    longer = torch.cat([second, third[:, :9]], 1)
+    for most in (None, 1):
+        prefixes = PrefixCache(wrapped, most)
+        for parts in ([first, second], [first, third], [first, longer], [first, second], [first], [first, second]):
+            ids, loaded = torch.cat([*parts, question], 1)[0].tolist(), []
+            ends = tuple(accumulate(each.shape[1] for each in parts)) if len(parts) > 1 else ()
+
+            def load(parts=parts, loaded=loaded):
+                loaded.append(parts)
+                return joined(memory_of(wrapped, each) for each in parts)
+
+            with prefixes.using(ids, saved=Saved(len(ids) - 20, ends, load)) as cache:
+                assert cache.ends == ends
+                rest = torch.tensor([ids[cache.get_seq_length() :]])
+                found = wrapped(rest, past_key_values=cache, logits_to_keep=1).logits
+            (fresh := load()).settle()
+            expected = wrapped(question, past_key_values=fresh, logits_to_keep=1).logits
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert (len(loaded) > 1) == bool(most)
+    replaced = Saved(len(ids) - 20, (37, 78), lambda: joined(memory_of(wrapped, each) for each in (first, third)))
+    with pytest.raises(UserError, match="was replaced meanwhile"), PrefixCache(wrapped).using(ids, saved=replaced):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["granitemoehybrid", "olmo_hybrid", "lfm2"])

@@ -14,7 +14,7 @@ from landmark.models.huggingface.tiny import doubled, tiny_model
 from landmark.models.huggingface.trial import check_reading
 from landmark.models.huggingface.wrapping import try_model
 from landmark.utils.errors import UserError
-from tests.models.huggingface.conftest import make_tokenizer, read
+from tests.models.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenizer, read
 from tests.models.huggingface.sweep import model_of
 
 FULL, SLIDES, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -69,6 +69,14 @@ def last(model, ids, memory=None):
 
 def same(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_listed_family_passes_the_trial(name):
+    """All blocks are the model itself, few the model under a mask of the keys that a plain loop chooses."""
+    with doubled():
+        plain = make_model(name, "eager" if name in EAGER else "sdpa").double()
+        check_reading(plain, wrapped_of(plain))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,10 +39,9 @@ def after(model, ids, cache=None, stops=None):
     """Logits of the token that follows; the ids are what the memory has not read yet."""
     cache = model.new_memory() if cache is None else cache
     with torch.no_grad():
-        for start, stop in pairwise([0, *(stops or cache.stops(ids.shape[1]))]):
-            reading = {"past_key_values": cache, "logits_to_keep": 1, "prefill": stop < ids.shape[1]}
-            logits = model(ids[:, start:stop], **reading).logits[0, -1]
-    return logits
+        for start, stop in pairwise([0, *(stops or [ids.shape[1]])]):
+            *_, (_, logits) = model.read_text(ids[:, start:stop], cache, kept=int(stop == ids.shape[1]))
+    return logits[0, -1]
 
 
 def same(found, expected):
@@ -101,8 +100,10 @@ def test_a_client_that_left_does_not_show(wrapped, ids):
     prefixes = PrefixCache(wrapped)
     text = ids[:, :LENGTH]
     with prefixes.using(text[0].tolist()) as cache, torch.no_grad():
-        stop = cache.stops(LENGTH)[1]
-        wrapped(text[:, :stop], past_key_values=cache, logits_to_keep=1, prefill=True)
+        steps = wrapped.read_text(text, cache)
+        next(steps)
+        stop, _ = next(steps)
+        steps.close()
     with prefixes.using(ids[0].tolist()) as cache:
         assert cache.get_seq_length() == stop
         found = after(wrapped, ids[:, stop:], cache)
@@ -133,6 +134,18 @@ def test_an_error_while_unread_tokens_are_read_loses_nothing(wrapped, ids, monke
     same(after(wrapped, more, cache), after(wrapped, whole))
 
 
+@pytest.mark.parametrize("length", [LENGTH // BLOCK * BLOCK, LENGTH])
+def test_a_question_of_one_token_reads_the_end_of_a_text_again(wrapped, ids, tokenizer, tmp_path, length):
+    answering, asked = Answering(wrapped, tokenizer), ids[0, : length + 1].tolist()
+    before, loaded = wrapped.new_memory(), wrapped.new_memory()
+    answering.read(ids[:, :length], before)
+    before.save(tmp_path / "memory")
+    loaded.load(tmp_path / "memory")
+    expected = after(wrapped, ids[:, : length + 1])
+    for cache in (before, loaded):
+        same(answering.read(torch.tensor([asked[length:]]), cache)[0], expected)
+
+
 def test_all_ways_to_answer_give_one_answer(wrapped, ids, tokenizer):
     """transformers' `generate`, and the answers of commands, chat, server and harness, also after other questions."""
     text, answering = ids[:, :LENGTH], Answering(wrapped, tokenizer)
@@ -141,7 +154,8 @@ def test_all_ways_to_answer_give_one_answer(wrapped, ids, tokenizer):
     expected = wrapped.generate(text, max_new_tokens=8, do_sample=False)[0, LENGTH:].tolist()
 
     def answer(asked, cache):
-        return [token for (token,) in answering.steps([asked], cache, Sampling(temperature=0.0), 8)]
+        steps = answering.steps([asked], cache, Sampling(temperature=0.0), 8)
+        return [step[0] for step in steps if isinstance(step, list)]
 
     asked = text[0].tolist()
     assert answer(asked, wrapped.new_memory()) == expected

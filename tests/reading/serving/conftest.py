@@ -15,6 +15,7 @@ pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 import openai
 import uvicorn
 
+from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading.serving import app, service
 from landmark.reading.serving.app import make_app
 from landmark.reading.serving.memories import ServerSettings
@@ -85,13 +86,13 @@ def http(server):
 @pytest.fixture
 def slow(model, monkeypatch):
     """A model that takes 0.1 s for each part of a text."""
-    forward = type(model).forward
+    pass_on = ChunkedForward._pass
 
-    def wait(self, *given, **named):
+    def wait(*given):
         time.sleep(0.1)
-        return forward(self, *given, **named)
+        return pass_on(*given)
 
-    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(ChunkedForward, "_pass", wait)
     monkeypatch.setattr(app, "SILENCE", 0.25)
     monkeypatch.setattr(service, "SILENCE", 0.25)
     return model

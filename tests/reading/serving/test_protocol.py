@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from landmark.models.huggingface import LandmarkCache, wrap
+from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading import templates
 from landmark.reading.support import SAID
 from tests.documents.files import pdf
@@ -163,14 +164,14 @@ def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, m
 @pytest.mark.parametrize("path", ["completions", "documents"])
 def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_path, monkeypatch, path):
     """Neither an answer that is not streamed, nor the reading of a text."""
-    calls, forward = [], type(model).forward
+    calls, pass_on = [], ChunkedForward._pass
 
-    def slow(self, *given, **named):
+    def slow(*given):
         calls.append(1)
         time.sleep(0.05)
-        return forward(self, *given, **named)
+        return pass_on(*given)
 
-    monkeypatch.setattr(type(model), "forward", slow)
+    monkeypatch.setattr(ChunkedForward, "_pass", slow)
     asked = {"prompt": "A", "max_tokens": 1000, "temperature": 0}  # a drawn token might end it
     sent = "POST", "/completions", {"json": asked}
     method, place, content = (

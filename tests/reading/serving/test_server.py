@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.documents import document_of
 from landmark.models.huggingface import LandmarkCache, PrefixCache, joined
+from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading import answering
 from landmark.reading.answer import Decoding
 from landmark.reading.answering import Answering
@@ -225,6 +226,16 @@ def test_documents_are_asked_in_order_or_as_each_was_read_alone(family, tokenize
             for each in found["choices"][0]["sources"]:
                 assert texts[names.index(each["document"])][each["start"] : each["end"]] == each["text"]
         assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= sum(map(len, texts)) - 12
+        for changed in (texts[0], texts[1] + texts[0]):  # its first document is that of a memory that is kept
+            running.http().put("/documents/b", content=changed.encode())
+            asked |= {"documents": names, "documents_read": "apart", "max_tokens": 8}
+            answers = []
+            for key in KEYS:  # nothing of the first one's is the second one's
+                for name, text in zip(names, (texts[0], changed), strict=True):
+                    running.http(key).put(f"/documents/{name}", content=text.encode())
+                answers.append(running.http(key).post("/completions", json=asked).json()["choices"][0])
+            assert answers[0] == answers[1]
+        running.http().put("/documents/b", content=texts[1].encode())
         asked["documents_read"] = "apart"
         missing, both = (asked | each for each in ({"documents": ["a", "c"]}, {"documents": names, "document": "a"}))
         said = [running.http().post("/completions", json=each).json()["error"]["message"] for each in (missing, both)]
@@ -331,19 +342,19 @@ def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_
 def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_path, monkeypatch):
     """Which changes nothing of it."""
     model, read, asked = wrapped_model("gemma3", local=64, **FREE), [], threading.Event()
-    forward, text = type(model).forward, "A heron waits. " * 60
+    pass_on, text = ChunkedForward._pass, "A heron waits. " * 60
 
-    def wait(self, ids, **given):
-        read.append(ids.shape[1])
+    def wait(self, parts, *given):
+        read.append(parts[0].ids.shape[1])
         if len(read) == 4:
             assert asked.wait(100)
         time.sleep(0.05 * (len(read) > 4))
-        return forward(self, ids, **given)
+        return pass_on(self, parts, *given)
 
     with Server(model, tokenizer, tmp_path / "alone") as running:
         running.http().put("/documents/book", content=text.encode())
         expected = running.ask("Who? ", extra_body={"document": "book"}).choices[0].text
-    monkeypatch.setattr(type(model), "forward", wait)
+    monkeypatch.setattr(ChunkedForward, "_pass", wait)
     monkeypatch.setattr(answering, "SHARED", 16)
     with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(4) as pool:
         put = pool.submit(running.http().put, "/documents/book", content=text.encode())

@@ -30,7 +30,9 @@ TASKS: dict[str, Task] = {
 
 
 class Ruler(SyntheticData):
-    """Prompts of one task. The text is the largest, up to one part in 64, for which prompt and answer fit."""
+    """Prompts of one task. The text is the largest, up to one part in 64, for which prompt and answer fit; one of
+    frequent or common words, whose tokens are not in proportion to its size, is up to a fourteenth shorter.
+    """
 
     name = "ruler"
 

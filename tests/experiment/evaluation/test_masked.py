@@ -10,11 +10,13 @@ import torch
 
 from landmark.experiment.config import checks
 from landmark.experiment.data.datamodule import WindowDataModule
+from landmark.experiment.data.masked import SHARE, MaskedTokens, masked_tokens
 from landmark.experiment.data.stream import Stream
 from landmark.experiment.data.tokenizers import Tokenizer, load_tokenizer
+from landmark.experiment.evaluation.rows import evaluate_masked
 from landmark.experiment.runs.jobs import check
-from landmark.extensions.masked_lm import SHARE, MaskedTokens, evaluate, landmark_attention_both_ways, masked_tokens
 from landmark.models.config import DecoderConfig
+from landmark.models.masked import landmark_attention_both_ways
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -25,7 +27,7 @@ from tests.experiment.training.training_case import MASKED, TOKENIZER, make_conf
 from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY, tiny
 from tests.pairs import all_pairs, name_of
 
-PLAIN, BOTH = (replace(config, options={"masked": True}) for config in (TINY, LANDMARK))
+PLAIN, BOTH = (replace(config, masked=True) for config in (TINY, LANDMARK))
 MASK = masked_tokens(TOKENIZER).mask
 SPECIAL = (TOKENIZER.landmark, TOKENIZER.eot)
 
@@ -143,7 +145,7 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
     shape: dict[str, Any] = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
     shape |= {"kind": kind, "landmark_id": 257, "block_size": 5, "masked": True}
     model = tiny(DecoderConfig.from_flat(shape)).eval()
-    found = evaluate(model, stream, TOKENIZER, checks.resolve(config))
+    found = evaluate_masked(model, stream, TOKENIZER, checks.resolve(config))
     masks, losses, places = MaskedTokens(MASK, (257, 256)), [], []
     for span in (0, (len(ids) - 1) // 2):
         for start, skipped in [*((span + 60 * n, 0) for n in range(4)), (span + 196, 44)]:
@@ -168,7 +170,9 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
         ("data", {"name": "passkey"}, "model.masked=true: .*data=passkey"),
         ("retrieval", {"scorer": "recent"}, "retrieval.scorer"),
         ("retrieval", {"k": 0}, "retrieval.k=0: must be at least 1"),
-        ("eval", {"task": "copy"}, "eval.task"),
+        ("eval", {"task": "copy"}, "eval.task=copy: is for models with a memory"),
+        ("eval", {"local": 9}, "eval.local=9: model.masked=true reads all of"),
+        ("model", {"architecture": "mine.gated"}, "model.masked=True and model.architecture=mine.gated: choose one"),
         ("", {"task": "generate"}, "task=generate"),
     ],
 )

@@ -1,1 +1,0 @@
-"""Ten minutes of a GPU: what the kernels compute, then how long they take. `python -m benchmarks.gpu --list`."""

@@ -47,10 +47,10 @@ def generate(command: Command) -> None:
     from landmark.experiment.evaluation.generation import GenerationStatistics, generate_text
 
     model, tokenizer = load_trained(config, folder, inputs)
-    statistics = GenerationStatistics()
+    statistics, found = GenerationStatistics(), list["Source | Support"]()
     with progress_bar("reading") as progress:
         if hasattr(model, "bare"):
-            pieces = _answered(opened(model, tokenizer, config), config, statistics, progress)
+            pieces = _answered(opened(model, tokenizer, config), config, statistics, found, progress)
         else:
             pieces = (("", text) for text in generate_text(model, tokenizer, config, statistics, progress))
         first = next(pieces, ("", ""))
@@ -68,7 +68,7 @@ def generate(command: Command) -> None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     if config.generate.finds:
-        _print_sources(statistics.sources, statistics.support)
+        _print_sources(found)
     _print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
 
@@ -92,9 +92,12 @@ def _answered(
     session: "Session",
     config: Config,
     statistics: "GenerationStatistics",
+    found: "list[Source | Support]",
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[str, str]]:
-    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text."""
+    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text. found: gets the passages, and how
+    far the answer is in them.
+    """
     from landmark.experiment.evaluation.generation import sampling_of
     from landmark.reading.answer import Delta
     from landmark.reading.answering import Progress, finished
@@ -120,9 +123,9 @@ def _answered(
             if isinstance(event, Progress):
                 progress(*event)
             elif isinstance(event, Passages):
-                statistics.sources = event.found
+                found += event.found
             elif isinstance(event, Support):
-                statistics.support = event
+                found.append(event)
             elif isinstance(event, Delta):
                 statistics.count(len(answer.tokens))
                 yield event.reasoning, event.text
@@ -225,9 +228,14 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
-def _print_sources(found: "Sequence[Source]", support: "Support | None" = None) -> None:
-    """On standard error, as the answer alone is on standard output. support: how far the answer is in them."""
+def _print_sources(found: "Sequence[Source | Support]") -> None:
+    """On standard error, as the answer alone is on standard output: passages, and how far the answer is in them."""
+    from landmark.reading.support import Support
+
     for number, each in enumerate(found, 1):
+        if isinstance(each, Support):
+            print(f"is the answer there? {each.said} ({each.score:.2f})", file=sys.stderr)
+            continue
         if each.kind == "whole":
             print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
             continue
@@ -237,8 +245,6 @@ def _print_sources(found: "Sequence[Source]", support: "Support | None" = None) 
         print(textwrap.indent(each.text, "    "), file=sys.stderr)
     if not found:
         print("no passage of the text was found", file=sys.stderr)
-    if support is not None:
-        print(f"is the answer there? {support.said} ({support.score:.2f})", file=sys.stderr)
 
 
 def _summary(statistics: "GenerationStatistics") -> str:
@@ -331,7 +337,7 @@ class Conversation:
         from landmark.reading.session import Began, Passages, Prompt
         from landmark.reading.support import Support
 
-        session, given, found, measured = self.session, self._settings, None, None
+        session, given, found = self.session, self._settings, list["Source | Support"]()
         asked = [*session.messages, {"role": "user", "content": question}]
         prompt = Prompt(asked, settings=given.template)
         answer, begun = session.new_answer(prompt, self._stop), False
@@ -346,9 +352,9 @@ class Conversation:
                         if event.finish:
                             print()
                     elif isinstance(event, Passages):
-                        found = event.found
+                        found += event.found
                     elif isinstance(event, Support):
-                        measured = event
+                        found.append(event)
                     elif isinstance(event, Began):
                         begun = True
             except Gone:
@@ -357,8 +363,8 @@ class Conversation:
                     return
                 print()
         session.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        if found is not None:
-            _print_sources(found, measured)
+        if session.ids and given.finds:
+            _print_sources(found)
 
     def print_sources(self, most: int) -> None:
         """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""

@@ -173,11 +173,8 @@ class Answering:
         """
         rest = torch.tensor([list(ids[cache.get_seq_length() :]) for ids in texts])
         logits = yield from self.read(rest, cache, gone)
-        choose: list[Callable[[Tensor], int]] = [
-            Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)
-        ]
-        if nats is not None:
-            choose = [partial(_weighed, each, nats) for each in choose]
+        choosers = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
+        choose = choosers if nats is None else [partial(_weighed, each, nats) for each in choosers]
         yield from follow(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
 
     def _read_token(self, tokens: Tensor, cache: Any, gone: threading.Event | None) -> Tensor:
@@ -188,18 +185,25 @@ class Answering:
 
     def nats_of(self, ids: Sequence[int], tokens: Sequence[int], gone: threading.Event | None = None) -> list[float]:
         """The log of the probability of each token behind a short text, of which nothing was read. Raises Gone."""
-        cache, found = self.new_memory(), list[Tensor]()
-        rest = torch.tensor([[*ids, *tokens[:-1]]], device=self.model.device)
-        steps = read_text(self.model, rest, cache, kept=len(tokens), most=self._most)
-        while len(found) < len(tokens):
-            with self._turn(gone):
-                _, logits = next(steps)
-                found += [] if logits is None else logits[0].float().log_softmax(-1)
-        return [float(nats[token]) for nats, token in zip(found, tokens, strict=True)]
+        cache = self.new_memory()
+        if ids[:-1]:
+            finished(self.read(torch.tensor([list(ids[:-1])]), cache, gone))
+        with self._turn(gone):
+            rest = torch.tensor([[ids[-1], *tokens[:-1]]], device=self.model.device)
+            logits = self.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=len(tokens)).logits[0]
+            wanted = torch.tensor(tokens, device=logits.device)[:, None]
+            return logits.float().log_softmax(-1).gather(1, wanted)[:, 0].tolist()
 
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
         return tokens * numbers_per_token(self.model) * self.model.dtype.itemsize
+
+
+def _weighed(choose: Callable[[Tensor], int], nats: list[float], logits: Tensor) -> int:
+    """A token, and the log of its probability, before temperature and penalties."""
+    token = choose(logits)
+    nats.append(float(logits.float().log_softmax(-1)[token]))
+    return token
 
 
 def finished(reading: Generator[Progress, None, T], progress: Callable[[int, int], None] | None = None) -> T:
@@ -211,10 +215,3 @@ def finished(reading: Generator[Progress, None, T], progress: Callable[[int, int
             return end.value
         if progress is not None:
             progress(read, tokens)
-
-
-def _weighed(choose: Callable[[Tensor], int], nats: list[float], logits: Tensor) -> int:
-    """A token, and the logarithm of its probability, before temperature and penalties."""
-    token = choose(logits)
-    nats.append(float(logits.float().log_softmax(-1)[token]))
-    return token

@@ -290,7 +290,7 @@ class Commands:
         config.prompt = self.draw.choice(QUESTIONS)
         self.said.append(repr(config.prompt))
         session = reading.opened(self.model, self.tokenizer, config)
-        pieces = reading._answered(session, config, GenerationStatistics(), lambda *_: None)
+        pieces = reading._answered(session, config, GenerationStatistics(), [], lambda *_: None)
         self.check("".join(text for _, text in pieces))
 
     def chat(self, config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from landmark.documents import beside_memory
 from landmark.experiment.config import Config
@@ -16,26 +16,18 @@ from landmark.models.sampling import Sampling
 from landmark.reading.answer import Answer
 from landmark.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from landmark.reading.sources import Source
-    from landmark.reading.support import Support
-
 Progress = Callable[[int, int], None]
 
 
 @dataclass
 class GenerationStatistics:
-    """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end.
-    sources: the passages behind the answer. support: how far it is in them, if it was made from them alone.
-    """
+    """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end."""
 
     tokens_read: int = 0
     seconds_reading: float = 0.0
     tokens_generated: int = 0
     seconds_generating: float = 0.0
     memory: dict[str, Any] = field(default_factory=dict)
-    sources: list[Source] = field(default_factory=list)
-    support: Support | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def count(self, tokens: int) -> None:

@@ -1,12 +1,14 @@
 """Texts that were read alone and are asked together, against the model's own attention in float64."""
 
 import copy
+from itertools import accumulate
 
 import pytest
 import torch
 from transformers import AttentionInterface, DynamicCache
 
-from landmark.models.huggingface import joined, wrap
+from landmark.models.huggingface import PrefixCache, joined, wrap
+from landmark.models.huggingface.prefixes import Saved
 from landmark.models.huggingface.tiny import doubled
 from landmark.utils.errors import UserError
 from tests.models.huggingface.conftest import EAGER, make_model, read
@@ -145,9 +147,41 @@ def test_one_alone_stays_what_it_is_and_answers_do_not_depend_on_others(name, de
     fork = memory.fork(memory.mark_before(sum(PARTS)))
     rest = torch.cat(texts[:3], 1)[:, fork.get_seq_length() :]
     torch.testing.assert_close(asked(fork, torch.cat([rest, second], 1)), expected, rtol=0, atol=1e-12)
+    assert loaded.ends == fresh.ends == (37, 78, 111)
     assert torch.equal(asked(loaded, second), expected)
     for each, before in zip(parts, untouched, strict=True):
         assert torch.equal(each.memory.layers[2].keys, before)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_texts_alone_are_known_again_only_as_a_whole(name, texts, tokenizer):
+    """Not where another text follows the first one, nor where one of them goes on: those are joined anew. Neither is
+    read in order where its memory was dropped.
+    """
+    wrapped, _ = make(name, tokenizer)
+    first, second, third, question = texts
+    longer = torch.cat([second, third[:, :9]], 1)
+    for most in (None, 1):
+        prefixes = PrefixCache(wrapped, most)
+        for parts in ([first, second], [first, third], [first, longer], [first, second], [first], [first, second]):
+            ids, loaded = torch.cat([*parts, question], 1)[0].tolist(), []
+            ends = tuple(accumulate(each.shape[1] for each in parts)) if len(parts) > 1 else ()
+
+            def load(parts=parts, loaded=loaded):
+                loaded.append(parts)
+                return joined(memory_of(wrapped, each) for each in parts)
+
+            with prefixes.using(ids, saved=Saved(len(ids) - 20, ends, load)) as cache:
+                assert cache.ends == ends
+                rest = torch.tensor([ids[cache.get_seq_length() :]])
+                found = wrapped(rest, past_key_values=cache, logits_to_keep=1).logits
+            (fresh := load()).settle()
+            expected = wrapped(question, past_key_values=fresh, logits_to_keep=1).logits
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert (len(loaded) > 1) == bool(most)
+    replaced = Saved(len(ids) - 20, (37, 78), lambda: joined(memory_of(wrapped, each) for each in (first, third)))
+    with pytest.raises(UserError, match="was replaced meanwhile"), PrefixCache(wrapped).using(ids, saved=replaced):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["granitemoehybrid", "olmo_hybrid", "lfm2"])

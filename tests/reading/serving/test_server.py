@@ -225,6 +225,16 @@ def test_documents_are_asked_in_order_or_as_each_was_read_alone(family, tokenize
             for each in found["choices"][0]["sources"]:
                 assert texts[names.index(each["document"])][each["start"] : each["end"]] == each["text"]
         assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= sum(map(len, texts)) - 12
+        for changed in (texts[0], texts[1] + texts[0]):  # its first document is that of a memory that is kept
+            running.http().put("/documents/b", content=changed.encode())
+            asked |= {"documents": names, "documents_read": "apart", "max_tokens": 8}
+            answers = []
+            for key in KEYS:  # nothing of the first one's is the second one's
+                for name, text in zip(names, (texts[0], changed), strict=True):
+                    running.http(key).put(f"/documents/{name}", content=text.encode())
+                answers.append(running.http(key).post("/completions", json=asked).json()["choices"][0])
+            assert answers[0] == answers[1]
+        running.http().put("/documents/b", content=texts[1].encode())
         asked["documents_read"] = "apart"
         missing, both = (asked | each for each in ({"documents": ["a", "c"]}, {"documents": names, "document": "a"}))
         said = [running.http().post("/completions", json=each).json()["error"]["message"] for each in (missing, both)]

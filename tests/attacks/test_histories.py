@@ -18,7 +18,7 @@ pytest.importorskip("fastapi", reason="the optional extra `serve` is not install
 pytest.importorskip("uvicorn", reason="the optional extra `serve` is not installed")
 pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 
-from landmark.cli.reading import Conversation, _answered, opened
+from landmark.cli import reading
 from landmark.documents import Document, placed
 from landmark.experiment.config import to_config
 from landmark.experiment.evaluation.generation import GenerationStatistics
@@ -26,12 +26,13 @@ from landmark.models.huggingface import joined, wrap
 from landmark.models.huggingface.landmark_cache import IDS, saved_windows
 from landmark.models.huggingface.tiny import doubled
 from landmark.models.pretrained import Pretrained
-from landmark.reading import answering, session
+from landmark.reading import answering
+from landmark.reading import session as sessions
 from landmark.reading.answering import Answering, Gone
 from landmark.reading.serving.memories import ServerSettings
 from landmark.reading.serving.requests import Chat, Completion
 from landmark.reading.serving.service import Progress, Service
-from landmark.reading.sources import NULL, sources
+from landmark.reading.sources import NULL, Found, find
 from tests.attacks.test_generated import SEED, ending
 from tests.configurations import compose_conf
 from tests.models.huggingface.conftest import make_model, make_tokenizer
@@ -117,14 +118,14 @@ class Fresh:
             self._found[key] = first, tokens
         return self._found[key]
 
-    def passages(self, texts, prompt, null, ends, most):
+    def passages(self, texts, prompt, null, ends, most, alone):
         """Those of documents with these texts, by name, of which the memory has read nothing but the documents."""
         read = [token for text in texts.values() for token in self.ids(text)]
         bounds = [0, *list(accumulate(map(len, texts.values())))[:-1]]
         own = placed(self.answering.chats.decode, read, bounds)
         documents = [(at, Document(name, text)) for name, (at, text) in zip(texts, own, strict=True)]
         cache = self.memory(read, ends)
-        return sources(self.answering, cache, documents, read, prompt, null, most)
+        return find(self.answering, cache, documents, read, prompt, null, most, alone)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def drawn(draw, documents, joins):
     if names:
         body["documents"] = names
         body["sources"] = draw.choice((0, 0, 2))
-        body["from_sources"] = bool(body["sources"]) and draw.random() < 0.5
+        body["from_sources"] = draw.random() < 0.3
     if len(names) > 1 and joins:
         body["documents_read"] = draw.choice(("in_order", "apart", "apart"))
     if draw.random() < 0.3:
@@ -182,15 +183,13 @@ def expected(fresh, body, documents):
 
     read = [token for text in texts.values() for token in fresh.ids(text)]
     ends = tuple(accumulate(map(len, texts.values()))) if body.get("documents_read") == "apart" else ()
-    found = fresh.passages(texts, prompt(), prompt(NULL), ends, body["sources"]) if body.get("sources") else []
-    if found and body["from_sources"]:
-        read, ends = fresh.ids("".join(f"{each.text}\n\n" for each in sorted(found, key=place))), ()
+    most, alone, found = body.get("sources"), body.get("from_sources", False), Found([])
+    if most or alone:
+        found = fresh.passages(texts, prompt(), prompt(NULL), ends, most, alone)
+    if found.text:
+        read, ends = fresh.ids(found.text), ()
     ids = [*read, *prompt()]
-    return ids, *fresh.answer(ids, ends), found
-
-
-def place(each):
-    return each.document, each.start
+    return ids, *fresh.answer(ids, ends), found.sources
 
 
 def compare(case, got, recorded, fresh, body, documents):
@@ -267,7 +266,7 @@ class Commands:
             save = None if len(loaded) > 1 or text is None else str(self.folder / f"{number}.memory")
             most = draw.choice((0, 0, 2))
             config = self.config(task, loaded, save, text)
-            config.generate.sources, config.generate.from_sources = most, bool(most) and draw.random() < 0.5
+            config.generate.sources, config.generate.from_sources = most, draw.random() < 0.3
             config.generate.template = draw.choice((None, {})) if task == "generate" else {}
             parts = [self.saved[each] for each in loaded]
             self.ends = tuple(accumulate(map(len, parts))) if len(parts) > 1 else ()
@@ -290,20 +289,20 @@ class Commands:
     def generate(self, config):
         config.prompt = self.draw.choice(QUESTIONS)
         self.said.append(repr(config.prompt))
-        opening, nothing = opened(self.model, self.tokenizer, config), lambda read, tokens: None
-        pieces = _answered(opening, config, GenerationStatistics(), [], nothing)
+        session = reading.opened(self.model, self.tokenizer, config)
+        pieces = reading._answered(session, config, GenerationStatistics(), [], lambda *_: None)
         self.check("".join(text for _, text in pieces))
 
     def chat(self, config):
-        opening, reuse = opened(self.model, self.tokenizer, config), self.draw.choice((None, 1))
-        opening.answering.prefixes.most_bytes = reuse or opening.answering.prefixes.most_bytes
-        chat = Conversation(opening, config)
+        session = reading.opened(self.model, self.tokenizer, config)
+        chat, reuse = reading.Conversation(session, config), self.draw.choice((None, 1))
+        session.answering.prefixes.most_bytes = reuse or session.answering.prefixes.most_bytes
         for _ in range(self.draw.randint(1, 3)):
             self.said.append(f"{self.draw.choice(QUESTIONS)!r}, reuse {reuse}")
-            chat.answer(self.said[-1].partition(",")[0])
-            self.check(opening.messages[-1]["content"])
+            chat.answer(self.said[-1])
+            self.check(session.messages[-1]["content"])
         if config.memory.save is not None:
-            opening.save(config.memory.save)
+            session.save(config.memory.save)
 
     def check(self, said):
         """What was said is the model's own, behind the texts or behind passages that were found."""
@@ -315,12 +314,14 @@ class Commands:
         torch.testing.assert_close(logits, own, msg=lambda differs: f"{case}: {differs}", **CLOSE)
         self.recorded.clear()
 
-    def sources(self, answering, cache, documents, read, *given):
-        """Instead of the function: the same, compared with those that a new memory finds."""
-        found = sources(answering, cache, documents, read, *given)
+    def find(self, answering, cache, documents, read, *given):
+        """Instead of the function: the same, compared with what a new memory finds."""
+        found = find(answering, cache, documents, read, *given)
         again = self.fresh.memory(read, self.ends)
-        own = sources(self.fresh.answering, again, documents, read, *given)
-        assert [each[:-1] for each in found] == [each[:-1] for each in own], f"{self.draw.seed}: {'; '.join(self.said)}"
+        own = find(self.fresh.answering, again, documents, read, *given)
+        assert [each._replace(share=0) for each in found.sources] == [each._replace(share=0) for each in own.sources], (
+            f"{self.draw.seed}: {'; '.join(self.said)}"
+        )
         return found
 
 
@@ -365,7 +366,7 @@ def test_commands_on_saved_memories(model, fresh, recorded, tmp_path, monkeypatc
     for number in range(HISTORIES):
         draw = Drawn(f"{SEED} {number}")
         commands = Commands(draw, model, fresh, recorded, tmp_path / str(number))
-        monkeypatch.setattr(session, "sources", commands.sources)
+        monkeypatch.setattr(sessions, "find", commands.find)
         recorded.clear()
         with ending(draw.seed):
             commands.play()

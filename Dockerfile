@@ -1,5 +1,5 @@
-# The command `landmark`. With `docker run --gpus all` on a GPU; on a CPU an image of torch's CPU wheels is smaller: give their
-# index by `docker build --build-arg PIP_EXTRA_INDEX_URL=…`.
+# The command `landmark`, with its server, .gguf files and documents. With `docker run --gpus all` on a GPU. For a CPU, PyTorch's
+# CPU build is smaller: `docker build --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu …`.
 FROM python:3.11-slim
 ARG PIP_EXTRA_INDEX_URL=
 WORKDIR /src
@@ -7,6 +7,6 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY landmark landmark
 COPY conf conf
 COPY experiments experiments
-RUN pip install --no-cache-dir -c constraints.txt '.[hf,faiss]'
+RUN pip install --no-cache-dir -c constraints.txt '.[hf,serve,gguf,documents,faiss]'
 WORKDIR /work
 ENTRYPOINT ["landmark"]

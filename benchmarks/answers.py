@@ -31,7 +31,7 @@ from landmark.experiment.evaluation.rows import score_interval
 from landmark.models.huggingface import load
 from landmark.models.sampling import Sampling
 from landmark.reading.answering import Answering, finished
-from landmark.reading.sources import NULL, Source, sources, text_of_sources, words
+from landmark.reading.sources import NULL, find, words
 from landmark.utils.files import write_atomic
 
 ALL = {"dense": 1 << 20}
@@ -61,7 +61,7 @@ class Asked:
         count = len(self.chats.beginning)
         beginning, ids = self.ids[:count], self.ids[count:]
         if way.startswith("sources"):
-            return self.chats.text_ids(text_of_sources(self.passages(item, int(way.removeprefix("sources_")))))
+            return self.chats.text_ids(self.passages(item, int(way.removeprefix("sources_"))))
         if not way.startswith("bm25"):
             return {"no_text": beginning, "last_tokens": [*beginning, *ids[-LAST:]]}.get(way, self.ids)
         parts = [ids[at : at + PASSAGE] for at in range(0, len(ids), PASSAGE)]
@@ -69,12 +69,12 @@ class Asked:
         best = (-scores).argsort(kind="stable")[: int(way.removeprefix("bm25_"))]
         return [*beginning, *(token for at in best for token in parts[at])]
 
-    def passages(self, item: str, most: int) -> list[Source]:
-        """Those behind the answer to a question, found in a memory of the whole text."""
+    def passages(self, item: str, most: int) -> str:
+        """The text of those for the answer to a question, found in a memory of the whole text."""
         self._whole = whole = self._whole or self.memory("blocks_128", self.ids)
         asked, null = (self.chats.ids([{"role": "user", "content": each}], False) for each in (self.items[item], NULL))
         text = Document("book", self.chats.decode(self.ids))
-        return sources(self.answering, whole, [(0, text)], self.ids, asked, null, most)
+        return find(self.answering, whole, [(0, text)], self.ids, asked, null, most, alone=True).text
 
     def memory(self, way: str, read: list[int]) -> Any:
         """A memory that has read these ids. The last one is kept: it goes on where the ids begin as its own."""

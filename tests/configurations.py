@@ -14,6 +14,7 @@ from landmark.experiment.config import Config, register
 from landmark.experiment.config.checks import resolve
 from landmark.experiment.runs.identity import digest, row_settings
 from landmark.models.config import DecoderConfig
+from landmark.utils.files import sealed
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = [  # a model, its training and what stands around them
@@ -52,13 +53,8 @@ def row_record(config: Config, row: str, perplexity: float) -> dict[str, Any]:
     results["segments"] = [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)]
     provenance = {"commit": "0123456789abcdef", "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None}}
     provenance |= {"hardware": {"cpu": "an abacus", "cores": 2}, "command": "python run.py +experiment=made_up"}
-    return {
-        "id": digest(settings),
-        "settings": settings,
-        "labels": labels,
-        "results": results,
-        "provenance": provenance,
-    }
+    parts = {"settings": settings, "labels": labels, "results": results, "provenance": provenance}
+    return sealed({"id": digest(settings), **parts})
 
 
 def decoder_config(kind, vocab_size, num_layers, num_heads, head_dim, mlp_dim, **flat) -> DecoderConfig:

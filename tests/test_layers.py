@@ -138,3 +138,17 @@ def test_the_program_starts_without_torch_and_attention_and_models_load_nothing_
     assert "torch" in attention
     assert not attention & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}
     assert not models & {"hydra", "omegaconf"}
+
+
+def test_a_command_that_asks_a_book_loads_nothing_of_the_experiments(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.models.huggingface.conftest import make_model, make_tokenizer
+
+    make_model("llama").save_pretrained(tmp_path), make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "book.txt").write_text("A heron stands in the water and waits. " * 30)
+    words = ["task=generate", "model=pretrained", f"model.name={tmp_path}", f"prompt_file={tmp_path}/book.txt"]
+    words += ["prompt=What waits?", "generate.tokens=2", "trainer=cpu", f"output={tmp_path}"]
+    code = f"sys.argv[1:] = {words}; from landmark.cli.main import main; main()"
+    asked = loaded(code)[-1]
+    assert {"torch", "transformers"} <= asked
+    assert not asked & {"lightning", "wandb", "datasets", "altair", "pandas", "tiktoken"}

@@ -18,8 +18,8 @@ from landmark.experiment.data import prepare
 from landmark.experiment.data.tokenizers import load_tokenizer
 from landmark.experiment.runs.identity import digest
 from landmark.experiment.runs.records import Records, sweep
-from landmark.experiment.training.checkpointing import checkpoints
 from landmark.utils import files
+from landmark.utils.checkpoints import checkpoints
 from landmark.utils.metrics_csv import read_metrics
 from tests.experiment.training.training_case import assert_same_weights, make_config, make_corpus, run
 from tests.forked import python

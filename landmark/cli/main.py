@@ -17,6 +17,7 @@ from landmark.experiment.config.command_line import StartedJob, begin
 from landmark.experiment.config.rows import Compose, compose_job
 from landmark.experiment.runs.processes import joined
 from landmark.experiment.runs.runner import train_here
+from landmark.experiment.tracking.sweep_agent import as_hydra
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 
@@ -32,7 +33,7 @@ def main() -> None:
     """The command line `sys.argv`. Exits with a code of `landmark.cli.terminal`."""
     open_streams()
     with reported():
-        start(read_arguments(sys.argv[1:]))
+        start(read_arguments(as_hydra(sys.argv[1:])))
 
 
 def start(arguments: Arguments) -> None:

@@ -15,7 +15,8 @@ from landmark.experiment.runs import plan
 from landmark.experiment.runs.jobs import Job
 from landmark.experiment.runs.launches import describe, done, launch_title, lines_of, states_of, unfinished
 from landmark.experiment.runs.processes import device_count
-from landmark.experiment.tracking.wandb_run import mode
+from landmark.experiment.tracking.wandb_run import mode, upload_command
+from landmark.utils.checkpoints import step_kept
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
 from landmark.utils.hardware import count_gpus, hardware
@@ -95,7 +96,8 @@ def show_plan(command: Command) -> None:
         is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
         for run in reversed(job.run.trainings):
             name, is_trained = run.folder.name, job.is_known and runner.records.find("runs", run.id) is not None
-            costs[f"run {name}"] = plan.run_cost(name, run.config, vocab_size, is_trained)
+            begun = 0 if is_trained else step_kept(run.folder)
+            costs[f"run {name}"] = plan.run_cost(name, run.config, vocab_size, is_trained, begun)
         tokens = _split_tokens(command, job)
         title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
         costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)
@@ -166,4 +168,4 @@ def show_dashboard(command: Command) -> None:
     path = output / "dashboards" / f"{config.name if identities else 'project'}.json"
     dashboard.write(workspace, path)
     print(f"written: {path}")
-    print(f"W&B: `wandb login`, `wandb sync {output}/wandb/offline-run-*`, then this command again publishes it")
+    print(f"W&B: `wandb login`, {upload_command(config)}, then this command again publishes it")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
-from landmark.documents import Document, document_of, joined, read_document
+from landmark.documents import Document, document_of, joined, read_document, saved_document, saved_lacks
 from landmark.experiment.config import Config
 from landmark.experiment.config.schema import MOST_SOURCES
 from landmark.experiment.runs.jobs import folder_of
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from landmark.reading.sources import Source
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
+HELP = """\
+/sources    the three passages behind the last answer; /sources 5: five
+/quit       ends the chat, as Ctrl-D does; with memory.save it is kept
+/help       these lines
+Ctrl-C      stops an answer; other lines are asked"""
+SHOWN, LONGEST = 2, 300  # last turns of a chat that goes on, and characters of each message
 
 
 def generate(command: Command) -> None:
@@ -60,8 +66,9 @@ def generate(command: Command) -> None:
     if saved is not None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
-    if config.generate.sources:
+    if config.generate.finds:
         _print_sources(found)
+    _print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
 
 
@@ -120,6 +127,13 @@ def _answered(
     if not statistics.tokens_generated:
         statistics.count(0)
     statistics.memory = session.stats
+
+
+def _print_lacks(config: Config) -> None:
+    """What the files of an answer did not give."""
+    given = () if config.prompt_file is None else config.prompt_file.lacks
+    for line in (*(each for folder in config.memory.loaded for each in saved_lacks(folder)), *given):
+        print(f"not in the text: {line}", file=sys.stderr)
 
 
 def with_document(config: Config) -> Config:
@@ -211,8 +225,12 @@ def _dtype_of_memory(folder: Path) -> str | None:
 def _print_sources(found: "Sequence[Source]") -> None:
     """On standard error, as the answer alone is on standard output."""
     for number, each in enumerate(found, 1):
+        if each.kind == "whole":
+            print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
+            continue
         place = ", ".join(filter(None, (each.document, each.place)))
-        print(f"[{number}] {place}, characters {each.start} to {each.end} ({each.share:.0%})", file=sys.stderr)
+        said = "the beginning of the text" if each.kind == "head" else f"{each.share:.0%}"
+        print(f"[{number}] {place}, characters {each.start} to {each.end} ({said})", file=sys.stderr)
         print(textwrap.indent(each.text, "    "), file=sys.stderr)
     if not found:
         print("no passage of the text was found", file=sys.stderr)
@@ -230,8 +248,8 @@ def _summary(statistics: "GenerationStatistics") -> str:
 
 
 def chat(command: Command) -> None:
-    """Answer each line of standard input. Ctrl-C ends an answer, the input's end the chat, whose memory is saved. The
-    line `/sources`, or `/sources 5`, prints the passages behind the last answer.
+    """Answer each line of standard input. Ctrl-C ends an answer, `/quit` or the input's end the chat, whose memory is
+    saved. Lines that begin with a word behind a slash are commands (HELP), and no part of the chat.
     """
     config, inputs = with_document(command.only_config()), command.runner.inputs
     folder = folder_of(config, inputs)
@@ -242,12 +260,22 @@ def chat(command: Command) -> None:
     if getattr(model, "bare", None) is None or model.config.kind != "landmark":
         raise UserError("task=chat: is for a model of transformers that reads blocks: model=pretrained model.name=DIR")
     chat = Conversation(opened(model, tokenizer, config), config)
+    chat.print_beginning()
+    _print_lacks(config)
     while (question := _asked()) is not None:
+        asked = re.fullmatch(r"/([a-z]+)(?: +(.*?))? *", question, re.IGNORECASE)
+        name, given = asked.groups() if asked else ("", None)
+        if name == "quit":
+            break
         try:
             check_value("question", question, {})
-            asked = re.fullmatch(r"/sources(?: +(\d+))?", question.strip())
-            if asked:
-                chat.print_sources(int(asked[1] or config.generate.sources or 3))
+            if name == "sources" and (given is None or given.isdecimal()):
+                chat.print_sources(int(given or config.generate.sources or 3))
+            elif name == "help":
+                print(HELP, file=sys.stderr)
+            elif name:
+                said = "is no command, /help lists them; with a space before it, it is asked"
+                raise UserError(f"{question.strip()}: {said}")
             elif question.strip():
                 chat.answer(question.strip())
         except UserError as error:  # the chat goes on, and is saved
@@ -268,9 +296,28 @@ class Conversation:
         self._sampling = sampling_of(config, session.answering.model)
         ends = () if session.chats.template else ("\nuser:",)  # else the model asks itself
         self._stop = *self._settings.stop, *ends
+        self._about = config.model.name, config.memory.save, config.prompt_file, config.memory.loaded
         if config.prompt_file is not None:
             with progress_bar("reading") as progress:
                 finished(session.reading(config.prompt_file), progress)
+
+    def print_beginning(self) -> None:
+        """Print the model, the text and how to leave, and the last turns of a chat that goes on, on standard error."""
+        (model, saved, given, loaded), session = self._about, self.session
+        names = [given.name] if given is not None else []
+        for folder in reversed(loaded):
+            document = saved_document(folder, "")
+            names.insert(0, Path(folder).name if document is None else document.name)
+        text = f"{', '.join(filter(None, names))}, {len(session.ids):,} tokens" if session.ids else "none"
+        print(f"model: {Path(str(model)).name}\ntext: {text}", file=sys.stderr)
+        kept = f", and saves it in {saved}" if saved is not None else ""
+        print(f"Ask a question. /help lists the commands; /quit or Ctrl-D ends the chat{kept}.", file=sys.stderr)
+        if not session.chats.template:
+            print("The model has no template for chats: it may go on with the text and not answer.", file=sys.stderr)
+        for message in session.messages[-2 * SHOWN :]:
+            said = " ".join(message["content"].split())
+            said = f"{said[: LONGEST - 1]}…" if len(said) > LONGEST else said
+            print(f"> {said}" if message["role"] == "user" else said, file=sys.stderr)
 
     def answer(self, question: str) -> None:
         """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
@@ -326,7 +373,10 @@ def _asked() -> str | None:
         return input()
     except (EOFError, KeyboardInterrupt) as end:
         print(file=sys.stderr)
-        return "" if is_terminal and isinstance(end, KeyboardInterrupt) else None
+        if is_terminal and isinstance(end, KeyboardInterrupt):
+            print("/quit or Ctrl-D ends the chat", file=sys.stderr)
+            return ""
+        return None
 
 
 @contextmanager

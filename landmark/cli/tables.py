@@ -15,7 +15,7 @@ from landmark.experiment.results import render, tables
 from landmark.experiment.results.paper import read_paper
 from landmark.experiment.runs.launches import launch_id
 from landmark.experiment.runs.records import Record
-from landmark.experiment.tracking.wandb_run import mode
+from landmark.experiment.tracking.wandb_run import SWEEP, mode, upload_command
 from landmark.utils.errors import UserError
 
 _NAMED = 13  # rows without a record that are named; experiments have up to 151
@@ -36,7 +36,7 @@ def show_sweep(config: Config, kept: list[str], overrides: list[str], jobs: Sequ
     each the swept keys with its values.
     """
     rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
-    name = "sweep" if config.name == Config.name else config.name
+    name = SWEEP if config.name == Config.name else config.name
     command = Command.of(replace(config, name=name, task="table", rows=rows), kept)
     show_records(replace(command, overrides=overrides))
 
@@ -59,17 +59,18 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     paths = render.write(built, folder, launch)
     print(f"written: {', '.join(str(path) for path in paths.values())}, and by the settings: {built.stem}-{launch}.*")
     print(f"picture: {paths['png'].resolve().as_uri()}")
-    if is_changed:
-        used = [record for records in found.values() for record in records]
-        _log(command, built, launch, list(paths.values()), used)
+    used = [record for records in found.values() for record in records]
+    _log(command, built, launch, list(paths.values()), used, is_changed)
     if missing:
         print(note)
 
 
-def _log(command: Command, table: tables.Table, launch: str, files: list[Path], records: list[Record]) -> None:
-    """Log a table of a launch that has changed to W&B."""
+def _log(
+    command: Command, table: tables.Table, launch: str, files: list[Path], records: list[Record], is_changed: bool
+) -> None:
+    """Log a table of a launch to W&B, unless W&B has it."""
     identity = hashlib.sha256(f"{table.name} {table.stem} {launch}".encode()).hexdigest()[:10]
-    used = [command.runner.records.path("rows", record["id"]) for record in records]
-    command.runner.tracker.table(command.config, identity, *render.plain(table), files, used)
-    if mode(command.config.logger) == "offline":
-        print(f"W&B: kept offline; `wandb sync {command.runner.output}/wandb/offline-run-*` uploads it")
+    used, tracker = [command.runner.records.path("rows", record["id"]) for record in records], command.runner.tracker
+    is_logged = tracker.table(command.config, identity, *render.plain(table), files, used, is_new=is_changed)
+    if is_logged and mode(command.config.logger) == "offline":
+        print(f"W&B: kept offline; {upload_command(command.config)} uploads it")

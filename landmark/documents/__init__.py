@@ -1,10 +1,21 @@
 """Files as people have them (PDF, EPUB, DOCX, HTML, Markdown, plain text) become texts with places."""
 
-from landmark.documents.document import Document, beside_memory, documents_read, joined, placed, saved_document
-from landmark.documents.reading import document_of, read_document
+from landmark.documents.document import (
+    Document,
+    as_files,
+    beside_memory,
+    documents_read,
+    joined,
+    placed,
+    saved_document,
+    saved_lacks,
+)
+from landmark.documents.reading import TextlessError, document_of, read_document
 
 __all__ = [
     "Document",
+    "TextlessError",
+    "as_files",
     "beside_memory",
     "document_of",
     "documents_read",
@@ -12,4 +23,5 @@ __all__ = [
     "placed",
     "read_document",
     "saved_document",
+    "saved_lacks",
 ]

@@ -5,6 +5,7 @@ refused by its name.
 import importlib.util
 import logging
 import re
+import unicodedata
 from pathlib import Path
 
 from landmark.documents import markup, pdf, zipped
@@ -15,6 +16,7 @@ from landmark.utils.errors import UserError, counted
 _log = logging.getLogger(__name__)
 MOST = 1 << 30  # bytes of a file
 MOST_TEXT = 1 << 26  # characters of a PDF
+RANGES = 8  # of pages, that a line names
 READ = "PDF, EPUB, DOCX, HTML, Markdown and plain text are read"
 PACKAGES = {"pdf": "pypdfium2", "epub": "lxml", "docx": "lxml", "html": "lxml"}  # of the extra `documents`
 # What a file begins with, and what it is then.
@@ -44,6 +46,14 @@ _BINARY = (
 )
 
 
+class TextlessError(UserError):
+    """A file that has no text: it is empty, or scanned."""
+
+
+class _Textless(ValueError):
+    """What a `TextlessError` says of the file."""
+
+
 def read_document(path: str | Path) -> Document:
     """The text of a file, and where its passages stand in it.
 
@@ -65,19 +75,23 @@ def document_of(content: bytes, name: str) -> Document:
     `read_document`, which begins with the name.
     """
     try:
-        text, places = _read(content, name)
+        text, places, lacks = _read(content, name)
         if not text.strip():
-            raise ValueError("has no text")
+            raise _Textless("has no text")
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{name}: {error}") from error
-    return Document(name, text, places)
+        kind = TextlessError if isinstance(error, _Textless) else UserError
+        raise kind(f"{name}: {error}") from error
+    lacks = tuple(f"{Path(name).name}: {each}" for each in lacks)
+    for each in lacks:
+        _log.warning(each)
+    return Document(name, text, places, lacks=lacks)
 
 
 def kind_of(content: bytes, name: str) -> str:
     """pdf, epub, docx, html or text. Raises ValueError, which says what it is, for what is not read."""
     suffix = Path(name).suffix.lower()
     if not content:
-        raise ValueError("is empty")
+        raise _Textless("is empty")
     if len(content) > MOST:
         raise ValueError(f"is larger than {MOST >> 30} GiB")
     if content.lstrip()[:5] == b"%PDF-" or (suffix == ".pdf" and b"%PDF-" in content[:1024]):
@@ -99,32 +113,65 @@ def kind_of(content: bytes, name: str) -> str:
     return "html" if is_html or suffix in (".html", ".htm", ".xhtml") else "text"
 
 
-def _read(content: bytes, name: str) -> tuple[str, markup.Places]:
+def _read(content: bytes, name: str) -> tuple[str, markup.Places, tuple[str, ...]]:
+    """The text, its places, and what the file did not give."""
     kind = kind_of(content, name)
     if kind in PACKAGES and importlib.util.find_spec(PACKAGES[kind]) is None:
         raise ValueError(f"{kind.upper()} needs the package {PACKAGES[kind]}: pip install 'landmark[documents]'")
     if kind == "pdf":
         return _pdf(content)
     if kind != "text":
-        return {"html": markup.html, "epub": zipped.epub, "docx": zipped.docx}[kind](content)
-    return decode(content).replace("\r\n", "\n").replace("\r", "\n"), ((0, "line"),)
+        return *{"html": markup.html, "epub": zipped.epub, "docx": zipped.docx}[kind](content), ()
+    return decode(content).replace("\r\n", "\n").replace("\r", "\n"), ((0, "line"),), ()
 
 
-def _pdf(content: bytes) -> tuple[str, markup.Places]:
+def _pdf(content: bytes) -> tuple[str, markup.Places, tuple[str, ...]]:
     """The pages, of which those without text have no place."""
     text, places, pages = "", list[tuple[int, str]](), pdf.pages(content, MOST_TEXT)
-    words = {word for page in pages for word in re.findall(r"\w+", page.lower())}
+    words = {word for page in pages for word in re.findall(r"\w+", page.text.lower())}
+    unread = [number for number, page in enumerate(pages, 1) if _is_unread(page.text)]
 
     def hyphen(match: re.Match[str]) -> str:  # PDFium has joined two lines here
         return match[1] if f"{match[1]}{match[2]}".lower() in words else f"{match[1]}-"
 
-    for number, page in enumerate(pages, 1):
-        page = re.sub("(\\w{,40})[\ufffe\x02](?=(\\w{,40}))", hyphen, page)
-        if page := page.replace("\r\n", "\n").strip():
+    for number, (page, _, _) in enumerate(pages, 1):
+        page = re.sub("(\\w{,40})[\ufffe\x02](?=(\\w{,40}))", hyphen, page).replace("\0", "")
+        page = re.sub("\xad(?:[ \t]*\n[ \t]*)?", "", page.replace("\r\n", "\n"))  # soft: it shows at a line's end alone
+        if page := page.strip():
             places.append((len(text), f"page {number}"))
             text += f"{page}\n\n"
-    if not places:
-        raise ValueError(f"has no text on its {counted(len(pages), 'page')}, it is scanned: run ocrmypdf on it first")
-    if len(places) < len(pages) / 2:
-        _log.warning("only %d of %d pages have text, are the others scanned?", len(places), len(pages))
-    return text, tuple(places)
+    pictures = [number for number, page in enumerate(pages, 1) if page.is_picture]
+    blank = [number for number, page in enumerate(pages, 1) if page.is_blank]
+    if not places or len(pictures) + len(blank) == len(pages):
+        said = f"has {'hardly any' if places else 'no'} text on its {counted(len(pages), 'page')}"
+        raise _Textless(f"{said}, it is scanned: run ocrmypdf on it first" if pictures else said)
+    without = [number for number in pictures if not pages[number - 1].text.strip()]
+    hardly = [number for number in pictures if number not in without]
+    found = (
+        (without, "no text, but pictures: ocrmypdf adds the text of scans"),
+        (hardly, "hardly any text, but pictures: ocrmypdf adds the text of scans"),
+        (unread, "letters that cannot be read: the file does not say which they are"),
+    )
+    return text, tuple(places), tuple(f"{_numbered(numbers)} {what}" for numbers, what in found if numbers)
+
+
+def _is_unread(text: str) -> bool:
+    """Whether most letters of a page are in no alphabet: their font has no table of them."""
+    letters = "".join(text.split())
+    odd = [each == "\ufffd" or unicodedata.category(each) in ("Co", "Cn", "Cc") for each in letters]
+    return 2 * sum(odd) > len(odd)
+
+
+def _numbered(numbers: list[int]) -> str:
+    """As in "pages 2, 5–7 and 9 have", at most RANGES of them."""
+    ranges = list[list[int]]()
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    shown = [f"{first}" if first == last else f"{first}–{last}" for first, last in ranges[:RANGES]]
+    if more := sum(last - first + 1 for first, last in ranges[RANGES:]):
+        shown.append(f"{more} more")
+    listed = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    return f"page {listed} has" if len(numbers) == 1 else f"pages {listed} have"

@@ -25,7 +25,7 @@ from landmark.models.sampling import Sampling
 from landmark.reading.answer import Answer, Delta
 from landmark.reading.answering import Answering, Progress, finished
 from landmark.reading.chats import Chats, Messages
-from landmark.reading.sources import NULL, Source, check_sources, sources, text_of_sources
+from landmark.reading.sources import NULL, Found, Source, check_sources, find
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
@@ -137,13 +137,13 @@ class Session:
 
     def reading(self, document: Document) -> Generator[Progress, None, None]:
         """`read`, with a sign of life after each piece."""
-        ids = self.chats.text_ids(document.text, not self.ids)
-        self.ids = self.answering.checked([*self.ids, *ids])
         if self._read is not None:
             raise UserError("a session reads one document, which may be several joined ones, behind what it has loaded")
-        self._read = document
-        starts = () if self.saved is None else self.saved.starts
-        self.documents = lambda: documents_read(self.chats.decode, self.ids, document, self._loaded, starts or (0,))
+        known, ids = len(self.ids), self.chats.text_ids(document.text, not self.ids)
+        self.ids = self.answering.checked([*self.ids, *ids])
+        self._read = document.as_read(self.chats.decode(ids))
+        about = self._read, self._loaded, (0,) if self.saved is None else self.saved.starts, known
+        self.documents = lambda: documents_read(self.chats.decode, self.ids, *about)
         with self._using([*self.ids, -1]) as self._cache:
             yield from self._rest(self.ids)
 
@@ -207,32 +207,31 @@ class Session:
             sampling: how tokens are chosen (None: the most probable one).
             tokens: most tokens of the answer.
             stop: texts that end it.
-            passages: most passages that come with it.
+            passages: most passages that come with it (0: none, or three with `from_passages`).
             gone: set where nobody waits any more.
             answer: is filled (None: a new one).
 
         Raises UserError for a prompt without text, and for passages where the model finds none; Gone.
         """
-        if passages:
+        if passages or from_passages:
             check_sources(self.answering.model)
         own = prompt.ids(self.answering, begins=not self.ids)
-        before, ids = self.ids, [*self.ids, *own]
+        ids = [*self.ids, *own]
         answer = self.new_answer(prompt, stop) if answer is None else answer
         in_text = True
         if from_passages and self.ids:
             with self._using(ids) as self._cache:
                 yield from self._rest(self.ids, gone)
-                found = self._passages(prompt, own, passages, gone)
-            yield Passages(found)
-            if found:
-                before, in_text = self.chats.text_ids(text_of_sources(found)), False
-                ids = [*before, *own]
+                found = self._find(prompt, own, passages, True, gone)
+            yield Passages(found.sources)
+            if found.text:
+                ids, in_text = [*self.chats.text_ids(found.text), *own], False
         with self._using(ids, in_text) as cache:
             self._cache = cache if in_text else self._cache
             yield Began(len(ids), cache.get_seq_length())
             yield from self.answering.answer(ids, cache, answer, sampling or Sampling(), tokens, gone)
             if passages and not from_passages:
-                yield Passages(self._passages(prompt, own, passages, gone))
+                yield Passages(self._find(prompt, own, passages, False, gone).sources)
         return answer
 
     def new_answer(self, prompt: Prompt, stop: Sequence[str] = ()) -> Answer:
@@ -244,12 +243,14 @@ class Session:
         """The passages behind the answer to a prompt that was asked last. Raises UserError where nothing was read."""
         if not self.ids or self._cache is None:
             raise UserError("passages are of the texts that were read before the question: there is none")
-        return self._passages(prompt, prompt.ids(self.answering, begins=False), most, gone)
+        return self._find(prompt, prompt.ids(self.answering, begins=False), most, False, gone).sources
 
-    def _passages(self, prompt: Prompt, own: list[int], most: int, gone: threading.Event | None) -> list[Source]:
+    def _find(self, prompt: Prompt, own: list[int], most: int, alone: bool, gone: threading.Event | None) -> Found:
+        """As `find`. own: the ids of the prompt."""
+        if not self.ids:
+            return Found([])
         null = prompt.about_nothing().ids(self.answering, begins=False)
-        given = self.documents(), self.ids, own, null, most, gone
-        return sources(self.answering, self._cache, *given) if self.ids else []
+        return find(self.answering, self._cache, self.documents(), self.ids, own, null, most, alone, gone)
 
     def _using(self, ids: list[int], in_text: bool = True) -> Any:
         """The memory that has read most of these ids, for one reader at a time. in_text: they begin with `self.ids`."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from landmark.documents import Document
+from landmark.documents import Document, as_files
 from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.shares import Watched
 from landmark.reading.answer import Decode, Decoding
@@ -25,12 +25,18 @@ NULL = "N/A"  # the question that asks nothing: what it attends to, every questi
 WORDS = 0.25  # what BM25 counts of a score; this and the next were chosen in experiments/sources
 JOINED = 0.2  # of a passage's best block, that a neighbour must have to be a part of it
 LONGEST = 400  # characters by which a passage is extended to the ends of sentences
+FOUND = 3  # passages, where no number is given
+HEAD = 300  # characters of a text's beginning that an answer from passages has too, and more up to a sentence's end
+WHOLE = 4000  # most characters of a whole text that is written out in place of passages
 _SPACE = re.compile(r"\s+")
 _END = re.compile(r"(?<!\b[A-Z])(?<!\b[DMS][rst])(?<!\bMrs)[.!?…][\"'”’»)\]]*\s+|[。！？]|\n\s*\n\s*")
 
 
 class Source(NamedTuple):
-    """A passage. text: characters `start` to `end` of a document. share: of what all its blocks have together."""
+    """A part of a text. text: characters `start` to `end` of a document's file. share: of what all its blocks have
+    together. kind: "passage", "head" (the beginning, which an answer from passages has beside them) or "whole" (the
+    whole text, as no passage was found).
+    """
 
     text: str
     place: str
@@ -38,6 +44,29 @@ class Source(NamedTuple):
     start: int
     end: int
     share: float
+    kind: str = "passage"
+
+
+class Found(NamedTuple):
+    """What was found for a question. sources: the best passages first, heads last. text: of all of them in the order of
+    the documents, for an answer from them alone; empty: the whole text is to be read.
+    """
+
+    sources: list[Source]
+    text: str = ""
+
+
+class Scores(NamedTuple):
+    """Of each block. bounds: characters of `text` where the blocks begin and, last, where the last of them ends. asked,
+    null: (layers, H, blocks), the shares of attention of the question and of NULL. words: (blocks,), of BM25.
+    """
+
+    text: str
+    bounds: list[int]
+    documents: list[tuple[int, Document]]
+    asked: np.ndarray
+    null: np.ndarray
+    words: np.ndarray
 
 
 def check_sources(model: Any) -> None:
@@ -47,7 +76,7 @@ def check_sources(model: Any) -> None:
         raise UserError("sources: only a model of transformers that reads without landmarks finds its sources")
 
 
-def sources(
+def find(
     answering: Answering,
     cache: Any,
     documents: Sequence[tuple[int, Document]],
@@ -55,54 +84,98 @@ def sources(
     prompt: Sequence[int],
     null: Sequence[int],
     most: int,
+    alone: bool = False,
     gone: threading.Event | None = None,
-) -> list[Source]:
-    """At most `most` passages behind an answer, the best first.
+) -> Found:
+    """At most `most` passages (0: FOUND) of what was read that are behind an answer, or that it is made of (`alone`).
 
     1. A copy of the memory reads the question once more, and another one reads NULL. The shares of attention that each
        block gets with NULL are taken off those with the question; a mean over layers and heads.
     2. BM25 ranks the blocks by the question's words. It is WORDS of a score, the attention is the rest.
     3. The best blocks, joined with neighbours that have JOINED of it, and cut at sentences, are the passages, sorted by
        the share of all their blocks.
+    4. An answer that is made from them alone also has the beginning of each of their documents, where title, author and
+       parties stand; if there is no passage, the whole text.
 
     Args:
-        cache: the memory that has answered.
-        documents: the texts that were read before the prompt, each with the character at which it begins.
+        cache: the memory that has read these documents, and perhaps answered.
+        documents: the texts that were read before the prompt, each with the character at which it begins in the text of
+            the tokens.
         read: ids of these.
         prompt: ids behind them, up to the answer.
         null: the same with NULL in place of the question.
 
     Raises Gone as `Answering.read`.
     """
-    size = cache.memory.block_size
-    text, bounds = text_of(answering.chats.decode, read, size)
+    if (scores := scores_of(answering, cache, documents, read, prompt, null, gone)) is None:
+        text, files, _ = as_files(answering.chats.decode(read), documents)
+        return Found(_whole_texts(files)) if alone else Found([])
+    text, files = scores.text, scores.documents
+    score = combined(scores.asked, scores.null, scores.words)
+    for block, (start, end) in enumerate(pairwise(scores.bounds)):
+        score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in files)
+    ends = ends_of(text)
+    spans = passages(text, scores.bounds, score, most or FOUND, ends)
+    numbered = [each for span in spans if (each := _source(text, files, *span))[1].text]
+    numbered.sort(key=lambda each: -each[1].share)
+    if not alone:
+        return Found([each for _, each in numbered])
+    if not numbered:
+        return Found(_whole_texts(files))
+    for number in sorted({number for number, _ in numbered}):
+        own = [each.start for at, each in numbered if at == number]
+        if (head := _head(text, ends, *files[number], own)).text:
+            numbered.append((number, head))
+    ordered = sorted(numbered, key=lambda each: (each[0], each[1].start))
+    return Found([each for _, each in numbered], "".join(f"{each.text}\n\n" for _, each in ordered))
+
+
+def _head(text: str, ends: Sequence[int], begin: int, document: Document, passages: Sequence[int]) -> Source:
+    """The beginning of a document, up to where its first passage begins. passages: the places where they begin."""
+    _, stop = _whole(text, ends, begin, begin + min(HEAD, len(document.text)))
+    head = document.text[: min(stop - begin, *passages)]
+    start, end = len(head) - len(head.lstrip()), len(head.rstrip())
+    return Source(head.strip(), document.place(start), document.name, start, end, 0, "head")
+
+
+def _whole_texts(documents: Sequence[tuple[int, Document]]) -> list[Source]:
+    """The documents in place of passages. A text that is longer than WHOLE is not written out."""
+    found = list[Source]()
+    for _, document in documents:
+        text = document.text if len(document.text) <= WHOLE else ""
+        found.append(Source(text, "the whole text", document.name, 0, len(document.text), 1, "whole"))
+    return found
+
+
+def scores_of(
+    answering: Answering,
+    cache: Any,
+    documents: Sequence[tuple[int, Document]],
+    read: Sequence[int],
+    prompt: Sequence[int],
+    null: Sequence[int],
+    gone: threading.Event | None = None,
+) -> Scores | None:
+    """As of `find`; None where nothing was asked, or the text has no whole block."""
+    size, count = cache.memory.block_size, len(read)
     prompts, shares = [[*read, *prompt], [*read, *null]], list[np.ndarray]()
     for ids, other in (prompts, prompts[::-1]):
-        if not (asking := differing(ids, other)) or len(read) < size:
-            return []
+        if not (asking := differing(ids, other)) or count < size:
+            return None
         mark = cache.mark_before(asking.start)
         assert mark is not None or not cache.ends
         fork = answering.new_memory() if mark is None else cache.fork(mark)
-        watched: Any = Watched(cast(BlockCache, fork.memory), len(read) // size, asking)
+        watched: Any = Watched(cast(BlockCache, fork.memory), count // size, asking, cache.starts)
         fork.marks, fork.memory = None, watched
         finished(answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone))
         shares.append(watched.shares().numpy())
         del fork, watched  # before the next copy is made
-    asked, null_asked = shares
     question = answering.chats.decode([prompts[0][at] for at in differing(*prompts)])
-    score = combined(asked, null_asked, words([text[start:end] for start, end in pairwise(bounds)], question))
-    for start in cache.starts:
-        score[start // size : start // size + cache.memory.first] = 0
-    for block, (start, end) in enumerate(pairwise(bounds)):
-        score[block] *= any(begin < end and start < begin + len(document.text) for begin, document in documents)
-    found = (_source(text, documents, *each) for each in passages(text, bounds, score, most))
-    return sorted((each for each in found if each.text), key=lambda each: -each.share)
-
-
-def text_of_sources(found: Sequence[Source]) -> str:
-    """What a model reads that answers from these passages alone: they come in the order of their texts."""
-    ordered = sorted(found, key=lambda each: (each.document, each.start))
-    return "".join(f"{each.text}\n\n" for each in ordered)
+    decoded, bounds = text_of(answering.chats.decode, read, size)
+    text, files, place = as_files(decoded, documents)
+    bounds = [place(at) for at in bounds]
+    by_words = words([text[start:end] for start, end in pairwise(bounds)], question)
+    return Scores(text, bounds, files, shares[0], shares[1], by_words)
 
 
 def differing(ids: Sequence[int], other: Sequence[int]) -> range:
@@ -143,8 +216,12 @@ def text_of(decode: Decode, ids: Sequence[int], size: int) -> tuple[str, list[in
     return decoding.text(whole=True), bounds[: len(ids) // size + 1]
 
 
-def passages(text: str, bounds: Sequence[int], score: np.ndarray, most: int) -> list[tuple[int, int, float]]:
-    """First character, the one behind the last, and share of the best passages. score: of each block, at least 0."""
+def passages(
+    text: str, bounds: Sequence[int], score: np.ndarray, most: int, ends: Sequence[int] = ()
+) -> list[tuple[int, int, float]]:
+    """First character, the one behind the last, and share of the best passages. score: of each block, at least 0. ends:
+    of sentences, if they are known.
+    """
     found: list[list[int]] = []  # blocks: first, last, best
     for block in np.argsort(-score, kind="stable").tolist():
         near = [each for each in found if each[0] - 1 <= block <= each[1] + 1]
@@ -153,7 +230,7 @@ def passages(text: str, bounds: Sequence[int], score: np.ndarray, most: int) -> 
                 near[0][0], near[0][1] = min(near[0][0], block), max(near[0][1], block)
         elif score[block] > 0 and len(found) < most:
             found.append([block, block, block])
-    ends = [0, *(each.end() for each in _END.finditer(text)), len(text)]
+    ends = ends or ends_of(text)
     shares, spans = score / max(score.sum(), 1e-9), list[tuple[int, int, float]]()
     for first, last, _ in found:
         start, end = _whole(text, ends, bounds[first], bounds[last + 1])
@@ -164,6 +241,11 @@ def passages(text: str, bounds: Sequence[int], score: np.ndarray, most: int) -> 
         else:
             spans[spans.index(same)] = min(start, same[0]), max(end, same[1]), share + same[2]
     return spans
+
+
+def ends_of(text: str) -> list[int]:
+    """The places where sentences end, and the first one."""
+    return [0, *(each.end() for each in _END.finditer(text)), len(text)]
 
 
 def _whole(text: str, ends: Sequence[int], start: int, end: int) -> tuple[int, int]:
@@ -180,10 +262,16 @@ def _whole(text: str, ends: Sequence[int], start: int, end: int) -> tuple[int, i
     return first, last
 
 
-def _source(text: str, documents: Sequence[tuple[int, Document]], start: int, end: int, share: float) -> Source:
-    """The part of a passage that is in the document of which it has most, without space at its ends."""
-    clipped = [(max(start, at), min(end, at + len(each.text)), at, each) for at, each in documents]
-    start, end, at, document = max(clipped, key=lambda each: each[1] - each[0])
+def _source(
+    text: str, documents: Sequence[tuple[int, Document]], start: int, end: int, share: float
+) -> tuple[int, Source]:
+    """The part of a passage that is in the document of which it has most, without space at its ends, and the number of
+    that document.
+    """
+    clipped = [(max(start, at), min(end, at + len(each.text)), number) for number, (at, each) in enumerate(documents)]
+    start, end, number = max(clipped, key=lambda each: (each[1] - each[0], -each[2]))
+    at, document = documents[number]
     passage = text[start:end]
     start, end = start + len(passage) - len(passage.lstrip()), start + len(passage.rstrip())
-    return Source(text[start:end], document.place(start - at), document.name, start - at, end - at, round(share, 4))
+    place = document.place(start - at)
+    return number, Source(text[start:end], place, document.name, start - at, end - at, round(share, 4))

@@ -32,7 +32,7 @@ from landmark.reading.answering import Answering, Gone
 from landmark.reading.serving.memories import ServerSettings
 from landmark.reading.serving.requests import Chat, Completion
 from landmark.reading.serving.service import Progress, Service
-from landmark.reading.sources import NULL, sources
+from landmark.reading.sources import NULL, Found, find
 from tests.attacks.test_generated import SEED, ending
 from tests.configurations import compose_conf
 from tests.models.huggingface.conftest import make_model, make_tokenizer
@@ -118,14 +118,14 @@ class Fresh:
             self._found[key] = first, tokens
         return self._found[key]
 
-    def passages(self, texts, prompt, null, ends, most):
+    def passages(self, texts, prompt, null, ends, most, alone):
         """Those of documents with these texts, by name, of which the memory has read nothing but the documents."""
         read = [token for text in texts.values() for token in self.ids(text)]
         bounds = [0, *list(accumulate(map(len, texts.values())))[:-1]]
         own = placed(self.answering.chats.decode, read, bounds)
         documents = [(at, Document(name, text)) for name, (at, text) in zip(texts, own, strict=True)]
         cache = self.memory(read, ends)
-        return sources(self.answering, cache, documents, read, prompt, null, most)
+        return find(self.answering, cache, documents, read, prompt, null, most, alone)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def drawn(draw, documents, joins):
     if names:
         body["documents"] = names
         body["sources"] = draw.choice((0, 0, 2))
-        body["from_sources"] = bool(body["sources"]) and draw.random() < 0.5
+        body["from_sources"] = draw.random() < 0.3
     if len(names) > 1 and joins:
         body["documents_read"] = draw.choice(("in_order", "apart", "apart"))
     if draw.random() < 0.3:
@@ -183,15 +183,13 @@ def expected(fresh, body, documents):
 
     read = [token for text in texts.values() for token in fresh.ids(text)]
     ends = tuple(accumulate(map(len, texts.values()))) if body.get("documents_read") == "apart" else ()
-    found = fresh.passages(texts, prompt(), prompt(NULL), ends, body["sources"]) if body.get("sources") else []
-    if found and body["from_sources"]:
-        read, ends = fresh.ids("".join(f"{each.text}\n\n" for each in sorted(found, key=place))), ()
+    most, alone, found = body.get("sources"), body.get("from_sources", False), Found([])
+    if most or alone:
+        found = fresh.passages(texts, prompt(), prompt(NULL), ends, most, alone)
+    if found.text:
+        read, ends = fresh.ids(found.text), ()
     ids = [*read, *prompt()]
-    return ids, *fresh.answer(ids, ends), found
-
-
-def place(each):
-    return each.document, each.start
+    return ids, *fresh.answer(ids, ends), found.sources
 
 
 def compare(case, got, recorded, fresh, body, documents):
@@ -268,7 +266,7 @@ class Commands:
             save = None if len(loaded) > 1 or text is None else str(self.folder / f"{number}.memory")
             most = draw.choice((0, 0, 2))
             config = self.config(task, loaded, save, text)
-            config.generate.sources, config.generate.from_sources = most, bool(most) and draw.random() < 0.5
+            config.generate.sources, config.generate.from_sources = most, draw.random() < 0.3
             config.generate.template = draw.choice((None, {})) if task == "generate" else {}
             parts = [self.saved[each] for each in loaded]
             self.ends = tuple(accumulate(map(len, parts))) if len(parts) > 1 else ()
@@ -316,12 +314,14 @@ class Commands:
         torch.testing.assert_close(logits, own, msg=lambda differs: f"{case}: {differs}", **CLOSE)
         self.recorded.clear()
 
-    def sources(self, answering, cache, documents, read, *given):
-        """Instead of the function: the same, compared with those that a new memory finds."""
-        found = sources(answering, cache, documents, read, *given)
+    def find(self, answering, cache, documents, read, *given):
+        """Instead of the function: the same, compared with what a new memory finds."""
+        found = find(answering, cache, documents, read, *given)
         again = self.fresh.memory(read, self.ends)
-        own = sources(self.fresh.answering, again, documents, read, *given)
-        assert [each[:-1] for each in found] == [each[:-1] for each in own], f"{self.draw.seed}: {'; '.join(self.said)}"
+        own = find(self.fresh.answering, again, documents, read, *given)
+        assert [each._replace(share=0) for each in found.sources] == [each._replace(share=0) for each in own.sources], (
+            f"{self.draw.seed}: {'; '.join(self.said)}"
+        )
         return found
 
 
@@ -366,7 +366,7 @@ def test_commands_on_saved_memories(model, fresh, recorded, tmp_path, monkeypatc
     for number in range(HISTORIES):
         draw = Drawn(f"{SEED} {number}")
         commands = Commands(draw, model, fresh, recorded, tmp_path / str(number))
-        monkeypatch.setattr(sessions, "sources", commands.sources)
+        monkeypatch.setattr(sessions, "find", commands.find)
         recorded.clear()
         with ending(draw.seed):
             commands.play()

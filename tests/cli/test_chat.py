@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from landmark.cli import reading
 from landmark.documents import Document, read_document, saved_document
 from landmark.models.huggingface import LandmarkModel, wrap
-from landmark.reading import session
+from landmark.reading import session as sessions
 from landmark.reading.answer import Delta
 from landmark.reading.answering import Answering
 from landmark.reading.session import CHAT
@@ -96,6 +96,25 @@ def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
     assert "[stopped]" in err
 
 
+def test_a_chat_says_what_it_is_takes_commands_and_shows_where_it_goes_on(ask):
+    """Words behind a slash are commands, and nothing of the chat."""
+    book, talk = f"prompt_file={ask.folder / 'book.txt'}", ask.folder / "talk"
+    lines = "/help\nWho?\n/sorces\n/sources five\n/etc/passwd?\n /quit it?\n/quit\nNever asked?\n"
+    out, err = ask("task=chat", book, f"memory.save={talk}", questions=lines)
+    assert f"model: model\ntext: book.txt, {len(BOOK)} tokens\nAsk a question. /help lists the commands" in err
+    assert "/quit       ends the chat" in err
+    refused = [line.partition(":")[0] for line in err.splitlines() if ": is no command, /help lists them;" in line]
+    assert refused == ["/sorces", "/sources five"]
+    assert len(out.splitlines()) == 3
+    asked = [each["content"] for each in read_json(talk / "chat.json")["messages"] if each["role"] == "user"]
+    assert asked == ["Who?", "/etc/passwd?", "/quit it?"]
+    err = ask("task=chat", f"memory.load={talk}", questions="")[1]
+    answers = [line.strip() for line in out.splitlines()]
+    assert f"text: book.txt, {len(BOOK)} tokens" in err
+    assert f"> /etc/passwd?\n{answers[1]}\n> /quit it?\n{answers[2]}\n" in err
+    assert "> Who?" not in err
+
+
 class Terminal(io.StringIO):
     """Ctrl-C is typed before the first question is whole."""
 
@@ -116,6 +135,7 @@ def test_an_interrupt_between_answers_does_not_end_the_chat(ask, monkeypatch):
     out, err = ask("task=chat", questions="Who?\n")
     assert len(out) == 6, "the prompt is no part of the answers"
     assert err.count("> ") == 3
+    assert "/quit or Ctrl-D ends the chat\n" in err
 
 
 def test_a_question_goes_through_the_models_template(ask):
@@ -307,7 +327,9 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     about = f"prompt_file={ask.folder / 'long.txt'}", "generate.sources=2", "generate.from_sources=true"
     answer, err = ask("task=generate", f"prompt={question}", *about, *common)
     shown = [(int(a), int(b)) for a, b in re.findall(r"^\[\d\] long.txt, .* (\d+) to (\d+) ", err, re.M)]
-    assert len(shown) == 2
+    assert len(shown) == 3
+    assert shown[-1][0] == 0, "the beginning of the text is beside the passages"
+    assert "(the beginning of the text)" in err
     (ask.folder / "alone.txt").write_text("".join(f"{text[start:end]}\n\n" for start, end in sorted(shown)))
     alone = f"prompt_file={ask.folder / 'alone.txt'}"
     assert answer == ask("task=generate", f"prompt={question}", alone, *common)[0]
@@ -315,8 +337,25 @@ def test_an_answer_from_its_sources_is_one_about_a_file_of_them_alone(ask):
     out, err = ask("task=chat", *about, *common, questions=f"{question}\nWho?\n/sources 1\n")
     assert out.splitlines()[0] == ask("task=chat", alone, *common, questions=f"{question}\n")[0].splitlines()[0]
     assert err.count("[1] long.txt, ") == 3
-    with pytest.raises(UserError, match=r"generate.from_sources=True: is for generate.sources, their number"):
-        ask("task=generate", "prompt=Who?", about[0], about[2], *common)
+    err = ask("task=generate", f"prompt={question}", about[0], about[2], *common)[1]
+    assert err.count("] long.txt, ") > 3, "three passages where no number is given, and the beginning"
+    (ask.folder / "short.txt").write_text("Herons wait here.")
+    short, answers = f"prompt_file={ask.folder / 'short.txt'}", []
+    for more in ((about[2],), ()):
+        answers.append(ask("task=generate", f"prompt={question}", short, *more, *common))
+    assert answers[0][0] == answers[1][0]
+    assert "no passage was found: the answer is made from the whole text short.txt" in answers[0][1]
+
+
+def test_what_a_file_did_not_give_is_said_beside_each_answer(ask):
+    """Also another day, of a saved memory, and in a chat."""
+    (ask.folder / "lease.pdf").write_bytes(pdf("The rent is ten pounds. " * 4, "▣", "The landlord is Osgood. " * 4))
+    said = "not in the text: lease.pdf: page 2 has no text, but pictures: ocrmypdf adds the text of scans\n"
+    kept = ask.folder / "lease.memory"
+    about = f"prompt_file={ask.folder / 'lease.pdf'}", f"memory.save={kept}"
+    assert said in ask("task=generate", "prompt=Who?", *about)[1]
+    assert said in ask("task=generate", "prompt=Who?", f"memory.load={kept}")[1]
+    assert said in ask("task=chat", f"memory.load={kept}", questions="Who?\n")[1]
 
 
 def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(ask, monkeypatch):
@@ -324,8 +363,8 @@ def test_sources_of_a_loaded_chat_are_found_in_a_memory_of_its_messages_alone(as
         seen.append((cache.ids[0].tolist(), [*read, *prompt]))
         return found(answering, cache, documents, read, prompt, *rest)
 
-    seen, found = [], session.sources
-    monkeypatch.setattr(session, "sources", spied)
+    seen, found = [], sessions.find
+    monkeypatch.setattr(sessions, "find", spied)
     talk, about = ask.folder / "talk", f"prompt_file={ask.folder / 'book.txt'}"
     answer = ask("task=chat", about, "generate.tokens=200", questions="Who waits?\n")[0]
     stop = f"generate.stop=[{re.findall('[a-zA-Z]{2}', answer)[0]}]"  # its first token stays in the memory

@@ -21,6 +21,7 @@ PART = """<?xml version="1.0"?><!DOCTYPE html><html xmlns="http://www.w3.org/199
 FIRST, LAST = "A heron stands in the water.", "Caf&eacute; &amp; lake,&nbsp;caf&#233;."
 PARTS = PART % f"<p>{FIRST}</p>", PART % f'<p>Before.</p><a id="two"/><p>{LAST}</p>'
 _W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" xmlns:mc="m"'
+_M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
 STYLES = f"""<w:styles {_W}><w:style w:styleId="berschrift1"><w:name w:val="heading 1"/></w:style></w:styles>"""
 WORD = f"""<w:document {_W}><w:body><w:p><w:pPr><w:pStyle w:val="berschrift1"/><w:tabs><w:tab/></w:tabs></w:pPr><w:r>
 <w:t>The </w:t></w:r><w:r><w:t>Lake</w:t></w:r></w:p><w:p><w:r><w:t>One</w:t><w:tab/><w:t>two</w:t><w:br/>
@@ -32,6 +33,18 @@ HTML = f"""<!DOCTYPE html><html><head><title>No</title><style>p {{}}</style></he
 <b>Heron</b> </h1><p>{FIRST}<br>It
 waits.</p><script>var x = "<p>";</script><pre>a  b
 c</pre><table><tr><td>x<td>y</table><h2>End</h2>{LAST}</body></html>"""
+
+
+def marked(paragraph):
+    """A DOCX file with a paragraph, a footnote, an endnote, and a style that hides."""
+    hides = '<w:style w:styleId="Hidden"><w:rPr><w:vanish/></w:rPr></w:style>'
+    parts = {"document": f"<w:document {_W} {_M}><w:body><w:p>{paragraph}</w:p></w:body></w:document>"}
+    parts |= {"styles": f"<w:styles {_W}>{hides}</w:styles>"}
+    for kind, id, text in (("footnote", 2, "On Monday."), ("endnote", 5, "On Tuesday.")):
+        note = f"<w:p><w:r><w:{kind}Ref/></w:r><w:r><w:t> {text}</w:t></w:r></w:p>"
+        note = f'<w:{kind} w:id="{id}">{note}</w:{kind}>' if f"{kind}Reference" in paragraph else ""
+        parts[f"{kind}s"] = f"<w:{kind}s {_W}>{note}</w:{kind}s>"
+    return docx(**{f"word__{name}_xml": part for name, part in parts.items()})
 
 
 def zipped(files, **changed):
@@ -56,12 +69,15 @@ def docx(**changed):
 
 
 def pdf(*pages, trailer="", others=()):
-    """A PDF with a line of text on each page. others: objects, of which the first has the number 4 + 2 len(pages)."""
+    """A PDF with a line of text on each page, before which ▣ stands for a picture that fills it. others: objects, of
+    which the first has the number 4 + 2 len(pages).
+    """
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>"]
     objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
     for number, text in enumerate(pages):
-        shown = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET" if text else ""
+        shown = f"BT /F1 12 Tf 72 700 Td ({text.removeprefix('▣')}) Tj ET" if text else ""
+        shown = f"q 612 0 0 792 0 0 cm BI /W 1 /H 1 /CS /G /BPC 8 ID a EI Q {shown}" if text.startswith("▣") else shown
         resources = "/Resources << /Font << /F1 3 0 R >> >> /MediaBox [0 0 612 792]"
         objects.append(f"<< /Type /Page /Parent 2 0 R {resources} /Contents {5 + 2 * number} 0 R >>")
         objects.append(f"<< /Length {len(shown)} >>\nstream\n{shown}\nendstream")

@@ -79,9 +79,54 @@ def test_a_text_and_its_places(content, text, found):
     assert places(document) == found
 
 
+LINE = "The rent is due on the first day of each month, and is paid to the landlord."
+PICTURES = "but pictures: ocrmypdf adds the text of scans"
+LACKING = [
+    ([LINE, "▣", LINE, "▣", "▣", "▣", LINE, "", LINE], [f"pages 2 and 4–6 have no text, {PICTURES}"]),
+    (["▣", LINE, "4"], [f"page 1 has no text, {PICTURES}"]),
+    ([LINE, f"▣{LINE}", "▣Bates 1"], [f"page 3 has hardly any text, {PICTURES}"]),
+    ([LINE, "\\001\\002\\003 \\004"], ["page 2 has letters that cannot be read: the file does not say which they are"]),
+    ([LINE, "Page 2", ""], []),
+    (["▣", LINE] * 10, [f"pages 1, 3, 5, 7, 9, 11, 13, 15 and 2 more have no text, {PICTURES}"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pages", "lacks"), LACKING)
+def test_pages_without_text_are_named_and_a_blank_one_is_no_scan(pages, lacks, caplog):
+    document = document_of(files.pdf(*pages), "lease.pdf")
+    assert document.lacks == tuple(f"lease.pdf: {each}" for each in lacks)
+    assert caplog.messages == [*document.lacks]
+    both = joined([document, Document("b.txt", "Text.")])
+    assert (both.lacks, both.parts()[0][1].text) == (document.lacks, document.text.rstrip())
+    assert [document.place(document.text.index(each)) for each in ("The rent",)] == [f"page {1 + pages.index(LINE)}"]
+
+
+MARKS = (Path(__file__).parents[2] / "docs" / "marks.md").read_text("utf-8").split("\n## ")[1:]
+ROWS = [
+    (section.split("\n")[0], *row.groups())
+    for section in MARKS
+    for row in re.finditer(r"^\| (.*?) \| `(.*?)` \| `(.*?)` \|$", section, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("kind", "mark", "given", "expected"), ROWS, ids=[f"{row[0]}, {row[1]}" for row in ROWS])
+def test_each_mark_becomes_what_the_page_says(kind, mark, given, expected):
+    if kind == "PDF":
+        content = files.pdf(given.replace("&shy;", "\\255").replace("↵", ") Tj 0 -14 Td (")).replace(
+            b"/Helvetica", b"/Helvetica /Encoding << /Differences [173 /sfthyphen] >>"
+        )
+    else:
+        content = files.marked(given) if kind == "DOCX" else f"<html><body><p>{given}</p></body></html>".encode()
+    assert " ".join(document_of(content, "a").text.split()) == expected
+
+
+def test_the_page_of_marks_has_three_tables():
+    assert Counter(kind for kind, *_ in ROWS) == {"HTML and EPUB": 18, "DOCX": 16, "PDF": 3}
+
+
 def test_a_word_that_a_pdf_divides_is_whole_if_it_stands_elsewhere(monkeypatch):
     pages = ["The captain, a well\ufffeknown cap\ufffetain.\r\nHe sat.", " "]
-    monkeypatch.setattr(pdf_program, "pages", lambda content, most: pages)
+    monkeypatch.setattr(pdf_program, "pages", lambda content, most: [pdf_program.Page(each) for each in pages])
     assert document_of(b"%PDF-1.7", "a").text == "The captain, a well-known captain.\nHe sat.\n\n"
 
 
@@ -164,7 +209,10 @@ CIPHER = '<encryption><EncryptedData><CipherReference URI="OEBPS/text/c.xhtml"/>
 REFUSED = {
     "empty": (b"", "is empty"),
     "blank": (b" \n\t", "has no text"),
-    "scanned": (files.pdf("", ""), "has no text on its 2 pages, it is scanned: run ocrmypdf on it first"),
+    "scanned": (files.pdf("▣", "▣", ""), "has no text on its 3 pages, it is scanned: run ocrmypdf on it first"),
+    "stamped": (files.pdf(*["▣Bates 000"] * 5), "has hardly any text on its 5 pages, it is scanned: run ocrmypdf"),
+    "blank pages": (files.pdf("", ""), "has no text on its 2 pages$"),
+    "without pages": (files.pdf(), "has no pages"),
     "locked": (files.pdf("A heron.", trailer=files.LOCKED), "is encrypted: save a copy that needs no password"),
     "drm": (files.epub(**{"META-INF__encryption_xml": CIPHER}), r"is encrypted \(DRM\)"),
     "locked zip": (files.epub().replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"), "is encrypted"),
@@ -276,7 +324,7 @@ from tests.documents.test_reading import damaged
 drawn, read = random.Random(80_347), 0
 for number in range(400):
     said = pdf._read(damaged(files.EACH["pdf"], drawn), 1 << 26)
-    assert isinstance(said, str) and "\\n" not in said or all(isinstance(page, str) for page in said)
+    assert isinstance(said, str) and "\\n" not in said or all(isinstance(page.text, str) for page in said)
     read += isinstance(said, list)
 print(read)
 """
@@ -318,8 +366,10 @@ def test_a_folder_of_documents_is_a_corpus(tmp_path_factory):
         (folder / f"a.{kind}").write_bytes(files.EACH[kind])
     (folder / "b.txt").write_bytes(b"\r\nUnchanged.\r\n")
     source = open_source("documents", folder)
-    found = {each.name: each.text for split in ("train", "validation", "test") for each in source.documents(split)}
-    assert found.keys() == {"a.pdf", "a.epub", "a.docx", "a.html", "a.txt", "b.txt"}
+    found = dict.fromkeys((f"a.{kind}" for kind in ("pdf", "epub", "docx", "html", "txt", "md")), "") | {"b.txt": ""}
+    for each in (each for split in ("train", "validation", "test") for each in source.documents(split)):
+        found[each.name] += each.text
+    assert all(found.values())
     assert found["b.txt"] == "\r\nUnchanged.\r\n"
     assert found["a.txt"] == files.EACH["txt"].decode("cp1252")
     assert found["a.pdf"] == "A heron stands.\n\nIt waits.\n\n"

@@ -1,5 +1,6 @@
 """The passages behind an answer: word for word from the text, with their places, and shares as the model's own."""
 
+import unicodedata
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +11,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from tokenizers.normalizers import NFC
+
 from benchmarks.sources import rank
-from landmark.documents import Document, documents_read, joined
+from landmark.documents import Document, beside_memory, documents_read, joined, saved_document
+from landmark.documents.document import FILE
+from landmark.documents.patches import Places, differences, file_text
 from landmark.memory.blocks.shares import Watched
 from landmark.models.huggingface import wrap
 from landmark.reading.answering import Answering, finished
-from landmark.reading.sources import passages, sources, text_of
+from landmark.reading.sources import find, passages, text_of
 from tests.models.huggingface.conftest import make_model, make_tokenizer
 
 LINES = [f"Bird {number} of {number * 7} waits there. " for number in range(40)]
@@ -96,34 +101,100 @@ def test_files_that_were_joined_are_found_again(tmp_path):
     assert [document for _, document in found] == [each._replace(text=each.text.rstrip()) for each in (one, two)]
     assert all(whole.text.startswith(document.text, start) for start, document in found)
     assert one.parts() == [(0, one)]
-    assert documents_read("".join, f"Before. {two.text}", two, [tmp_path]) == [(0, Document("", "Before. ")), (8, two)]
+    read = documents_read("".join, f"Before. {two.text}", two, [tmp_path], before=8)
+    assert read == [(0, Document("", "Before. ")), (8, two)]
     folders, ids = [tmp_path / name for name in ("a", "b")], "One. \nTwo."  # the tokenizer puts a space between them
     found = documents_read(lambda ids: "".join(ids).lstrip(" "), f"One.  {ids}", None, folders, (0, 5))
     assert found == [(0, Document("a", "One. ")), (6, Document("b", ids))]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_the_passage_that_alone_has_the_questions_words_comes_first(family):
-    """Its characters are the document's, and the memory that has answered goes on as before."""
-    lines = LINES.copy()
-    lines[23] = "The zebra sleeps in Quito. "
-    model = wrap(make_model(family), make_tokenizer(), block_size=16, landmarks="none", memory={"k": 4, "window": 16})
-    answering, text = Answering(model, make_tokenizer()), "".join(lines)
-    before = answering.ids(text)
-    ids, null = (answering.ids(each, False) for each in ("Where sleeps the zebra?", "N/A"))
-    document = Document("birds.txt", text, ((0, "page 1"), (text.index("The zebra"), "page 2")))
-    with answering.prefixes.using(before) as cache:
-        finished(answering.read(torch.tensor([before]), cache))
+def read_and_found(model, documents, question, most, alone=False, tokenizer=None):
+    """What is found in a memory of documents that has answered a question, and the memory's answering."""
+    answering = Answering(model, tokenizer or make_tokenizer())
+    whole = joined(documents)
+    before = answering.ids(whole.text)
+    document = whole.as_read(answering.chats.decode(before))
+    ids, null = (answering.ids(each, False) for each in (question, "N/A"))
     with answering.prefixes.using([*before, *ids]) as cache:
-        finished(answering.read(torch.tensor([[*before, *ids][cache.get_seq_length() :]]), cache))
+        finished(answering.read(torch.tensor([[*before, *ids]]), cache))
         kept = cache.memory.layers[1].keys.clone()
-        found = sources(answering, cache, [(0, document)], before, ids, null, 3)
+        found = find(answering, cache, document.parts(), before, ids, null, most, alone)
         assert torch.equal(cache.memory.layers[1].keys, kept)
+    return found
+
+
+def reader(family="llama"):
+    return wrap(make_model(family), make_tokenizer(), block_size=16, landmarks="none", memory={"k": 4, "window": 16})
+
+
+@pytest.mark.parametrize(("family", "line"), [("llama", 23), ("gemma3", 23), ("llama", 0), ("gemma3", 0)])
+def test_the_passage_that_alone_has_the_questions_words_comes_first(family, line):
+    """Also where a text begins with it. Its characters are the document's; the memory goes on as before."""
+    lines = LINES.copy()
+    lines[line] = "The zebra sleeps in Quito. "
+    model, text = reader(family), "".join(lines)
+    document = Document("birds.txt", text, ((0, "page 1"), (text.index("The zebra"), "page 2")))
+    found = read_and_found(model, [document], "Where sleeps the zebra?", 3).sources
     assert found[0].text == "The zebra sleeps in Quito."
     assert (found[0].place, found[0].document) == ("page 2", "birds.txt")
     assert all(text[each.start : each.end] == each.text for each in found)
     assert 0 < sum(each.share for each in found) <= 1
-    shares = [each.share for each in sources(answering, cache, [(0, document)], before, ids, null, 12)]
+    shares = [each.share for each in read_and_found(model, [document], "Where sleeps the zebra?", 12).sources]
     assert len(shares) > 6
     assert shares == sorted(shares, reverse=True)
-    assert sources(answering, cache, [(0, document)], before, null, null, 3) == []
+    assert read_and_found(model, [document], "N/A", 3).sources == []
+
+
+def test_an_answer_from_passages_has_the_heads_of_their_documents_in_the_order_of_the_request():
+    names = "z.txt", "a.txt"
+    lines = [f"This is the file {name}, by Osgood. {''.join(LINES)}The zebra of {name} sleeps. " for name in names]
+    documents = [Document(name, text) for name, text in zip(names, lines, strict=True)]
+    found = read_and_found(reader(), documents, "Where sleeps the zebra?", 4, alone=True)
+    beginnings = {each.document for each in found.sources if each.text.startswith("This is the file")}
+    assert beginnings == {*names}
+    assert {each.kind for each in found.sources} == {"passage", "head"}
+    ordered = sorted(found.sources, key=lambda each: found.text.index(f"{each.text}\n\n"))
+    places = [(names.index(each.document), each.start) for each in ordered]
+    assert places == sorted(places)
+
+
+def test_a_text_without_a_passage_is_the_passage():
+    short = Document("a.txt", "The landlord is Osgood.")
+    found = read_and_found(reader(), [short], "N/A", 3, alone=True)
+    assert found.text == ""
+    assert [(each.kind, each.text, each.end) for each in found.sources] == [("whole", short.text, len(short.text))]
+    long = Document("a.txt", short.text * 400)
+    assert [(each.text, each.end) for each in read_and_found(reader(), [long], "N/A", 3, alone=True).sources] == [
+        ("", len(long.text))
+    ]
+
+
+def test_places_are_the_files_also_where_a_tokenizer_composes_accents(tmp_path):
+    """As Qwen's does. Of a saved memory, too, and of the second of two files."""
+    tokenizer, lines = make_tokenizer(), [f"Le héron nº {number} a été là. " for number in range(40)]
+    tokenizer.backend_tokenizer.normalizer = NFC()
+    lines[23] = "Le zèbre dort à Quito. "
+    text = unicodedata.normalize("NFD", "".join(lines))
+    documents = [Document(name, text, ((0, "page 1"), (text.index("Le ze"), "page 2"))) for name in ("a.txt", "b.txt")]
+    for files in (documents[:1], documents):
+        found = read_and_found(reader(), files, unicodedata.normalize("NFD", "Où dort le zèbre ?"), 4, False, tokenizer)
+        assert found.sources
+        for each in found.sources:
+            assert text[each.start : each.end] == each.text
+            assert each.place == ("page 2" if each.start >= text.index("Le ze") else "page 1")
+        assert "Le zèbre dort à Quito." in {unicodedata.normalize("NFC", each.text) for each in found.sources}
+        read = unicodedata.normalize("NFC", joined(files).text)
+        document = joined(files).as_read(read)
+        (tmp_path / FILE).write_bytes(beside_memory(document, None)[FILE])
+        assert saved_document(tmp_path, f"{read} and a chat") == document
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text("aeoﬁx \n한Å" + "éñộ" + "\u0301\u0323\u0308", max_size=80), st.sampled_from(["NFC", "NFKC", "NFD"]))
+def test_patches_make_the_file_of_the_tokens_text(text, form):
+    read = unicodedata.normalize(form, text)
+    patches = differences(text, read)
+    places = Places(patches)
+    assert file_text(read, patches) == text
+    for at in range(len(read) + 1):
+        assert unicodedata.normalize(form, text[: places.in_file(at)]) == read[: places.in_read(places.in_file(at))]

@@ -200,8 +200,11 @@ _OF_TASKS = (
     Used(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
     Used(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
     Used(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
-    Used(("generate.sources",), "model=pretrained, and an answer about prompt_file or memory.load", _has_sources),
-    Used(("generate.from_sources",), "generate.sources, their number", lambda c: c.generate.sources > 0),
+    Used(
+        ("generate.sources", "generate.from_sources"),
+        "model=pretrained, and an answer about prompt_file or memory.load",
+        _has_sources,
+    ),
     Used(tuple(f"teach.{item.name}" for item in fields(TeachConfig)), "task=teach", lambda c: c.task == "teach"),
     Used(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )

@@ -196,9 +196,15 @@ class GenerateConfig:
     repetition_penalty: float | None = setting(None, least=0.01, most=100)
     stop: list[str] = field(default_factory=list)  # texts that end it, as end of text does
     sources: int = setting(0, least=0, most=MOST_SOURCES)  # passages behind the answer that are shown; 0: none
-    from_sources: bool = False  # find these passages before the answer, which is made from them alone
+    # find these passages (three, if sources is 0) before the answer, which is made from them alone
+    from_sources: bool = False
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
+
+    @property
+    def finds(self) -> bool:
+        """Whether passages are found; three, if only from_sources is set."""
+        return self.sources > 0 or self.from_sources
 
 
 @dataclass
@@ -218,7 +224,7 @@ class LoggerConfig:
     """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
     service: str = one_of("wandb", "csv")  # csv: nowhere else
-    weights: bool = True  # upload the trained model to W&B; else its artifact has a checksum and the place alone
+    weights: bool = False  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
 
 

@@ -118,6 +118,8 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: 
     folder.mkdir(exist_ok=True)
     try:
         splits = {split: _write_split(source, split, tokenizer, folder, progress) for split in SPLITS}
+        for line in source.report():
+            _log.info(line)
         manifest = {
             "format": FORMAT,
             "source": {**source.identity, "origin": source.origin},
@@ -169,7 +171,9 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         output.flush()
         os.fsync(output.fileno())
     if not counts["documents"]:
-        raise UserError(f"{source.name}: split {split!r} of {source.origin} has no text: every document is empty")
+        raise UserError(
+            f"{source.name}: split {split!r} of {source.origin} has no text: its documents are empty or too short"
+        )
     return {"file": file.name, **counts, "sha256": digest.hexdigest(), TEXTS: texts.hexdigest()}
 
 

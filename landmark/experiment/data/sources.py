@@ -33,6 +33,10 @@ class Source:
         """Expected bytes of text, for the progress bar; None: unknown."""
         return None
 
+    def report(self) -> list[str]:
+        """Lines on what was read and what was left out, after all splits were read."""
+        return []
+
 
 class FirstDocuments(Source):
     """The first `count` documents of each split of another source."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from landmark.documents import beside_memory
 from landmark.experiment.config import Config
@@ -15,9 +15,6 @@ from landmark.models import LanguageModel
 from landmark.models.sampling import Sampling
 from landmark.reading.answer import Answer
 from landmark.utils.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 Progress = Callable[[int, int], None]
 

@@ -15,6 +15,7 @@ from landmark.experiment.config.saved import trained_with
 from landmark.experiment.runs.identity import digest
 from landmark.experiment.runs.jobs import Job
 from landmark.experiment.runs.records import Contents, Records
+from landmark.utils.checkpoints import step_kept
 from landmark.utils.errors import UserError, counted
 from landmark.utils.metrics_csv import metrics_so_far
 
@@ -103,11 +104,13 @@ def _state_of_run(folder: Path, identity: str, config: Config, records: Records,
     title = f"run {folder.name}"
     if identity in contents.runs:
         return State(title, "done")
-    metrics = metrics_so_far(folder)
-    progress = f"step {metrics[-1]['step']:,.0f} of {config.train.steps:,}" if metrics else ""
+    metrics, kept = metrics_so_far(folder), step_kept(folder)
+    reached, steps = max([kept, *(row["step"] for row in metrics[-1:])]), f"of {config.train.steps:,}"
     if records.is_locked("runs", identity):
-        return State(title, "running", progress)
-    return State(title, "stopped" if metrics else "missing", progress)
+        return State(title, "running", f"step {reached:,} {steps}" if reached else "")
+    if reached:
+        return State(title, "stopped", f"step {kept:,} {steps}" if kept else f"no checkpoint yet, step 0 {steps}")
+    return State(title, "missing")
 
 
 def _effective(overrides: Sequence[str]) -> list[str]:

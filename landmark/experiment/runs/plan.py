@@ -25,7 +25,8 @@ _HOUR = 3600.0
 @dataclass(frozen=True)
 class Cost:
     """Cost of a run to train or a row to evaluate. tokens: read, landmarks included; 0: unknown. flops: in all.
-    parameters: with and without embeddings. passes: of a layer, forward and perhaps back.
+    parameters: with and without embeddings. passes: of a layer, forward and perhaps back. begun: steps of a training
+    that a checkpoint has, and the other numbers have not.
     """
 
     kind: str  # run or row
@@ -36,6 +37,13 @@ class Cost:
     flops: float
     parameters: tuple[int, int]
     passes: float = 0.0
+    begun: int = 0
+
+    @property
+    def status(self) -> str:
+        if self.is_done:
+            return "done"
+        return f"step {self.begun:,} of {self.config.train.steps:,}" if self.begun else "missing"
 
     @property
     def gpu_hours(self) -> tuple[float, float]:
@@ -92,14 +100,15 @@ def _measures(config: Config, vocab_size: int) -> tuple[int, int, int, int]:
     return body + vocab_size * width, body, model.num_layers, width
 
 
-def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
-    """Cost of a training, by the formula of `landmark.utils.flops`. vocab_size: padded."""
+def run_cost(name: str, config: Config, vocab_size: int, is_done: bool, begun: int = 0) -> Cost:
+    """Cost of a training, by the formula of `landmark.utils.flops`. vocab_size: padded. begun: steps that it has."""
     train, model = config.train, config.model
-    tokens = float(train.steps) * train.batch_size * train.length
+    steps = float(max(0, train.steps - begun))
+    tokens = steps * train.batch_size * train.length
     keys = keys_per_query(train.length, model.window, model.cache, model.masked)
     total, body, layers, width = _measures(config, vocab_size)
     flops = tokens * flops_per_token(total, layers, width, keys)
-    return Cost("run", name, config, is_done, tokens, flops, (total, body), float(train.steps * layers))
+    return Cost("run", name, config, is_done, tokens, flops, (total, body), steps * layers, begun)
 
 
 def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_tokens: int | None) -> Cost:
@@ -130,8 +139,7 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
         size = f"{_short(total)}, {_short(body)} without embeddings" if cost.kind == "run" else ""
         hours = [_hours(here), _range(*there), source] if cost.tokens else ["?", "?", "the split's size is unknown"]
         hours = ["", "", ""] if cost.is_done else hours
-        status = "done" if cost.is_done else "missing"
-        cells.append([f"{cost.kind} {cost.name}", status, size, _short(cost.tokens), f"{cost.flops:.1e}", *hours])
+        cells.append([f"{cost.kind} {cost.name}", cost.status, size, _short(cost.tokens), f"{cost.flops:.1e}", *hours])
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
     missing = {kind: [cost for cost in costs if cost.kind == kind and not cost.is_done] for kind in ("run", "row")}

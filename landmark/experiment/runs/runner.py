@@ -18,7 +18,6 @@ from landmark.experiment.runs.jobs import RUN, Inputs, Job, Run, has_weights, jo
 from landmark.experiment.runs.processes import device_count, tell
 from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
-from landmark.experiment.tracking.wandb_run import is_sweep_agent
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
@@ -91,8 +90,7 @@ class Runner:
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
                 if is_new := record is None:
                     record = self._evaluate(job)
-        if is_new or is_sweep_agent():  # which waits for the numbers
-            self.tracker.row(job.config, record, self.records.path("rows", job.id))
+        self.tracker.row(job.config, record, self.records.path("rows", job.id), is_new=is_new)
         return record, is_new
 
     def train(self, run: Run) -> bool:

@@ -1,12 +1,11 @@
 """`task=dashboard`: a W&B workspace of perplexities and trainings, by wandb-workspaces (the extra `dashboard`)."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.experiment.config import Config
-from landmark.experiment.tracking.wandb_run import mode
+from landmark.experiment.tracking.wandb_run import mode, project, variable
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
@@ -39,8 +38,8 @@ def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
         raise UserError("task=dashboard: needs wandb-workspaces, pip install '.[dashboard]'") from error
     filters = [workspaces.Metric("ID").isin(list(identities))] if identities else []
     return workspaces.Workspace(
-        entity=os.environ.get("WANDB_ENTITY") or _default_entity(config),
-        project=config.logger.project,
+        entity=variable("WANDB_ENTITY") or _default_entity(config),
+        project=project(config.logger),
         name=f"landmark: {config.name}" if identities else "landmark",
         sections=_sections(),
         runset_settings=workspaces.RunsetSettings(filters=filters),

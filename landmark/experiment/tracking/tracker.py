@@ -1,5 +1,6 @@
 """What trainings, rows and tables log to Weights & Biases, with artifacts that lead from text to table."""
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from landmark.experiment.config.saved import RUN
 from landmark.experiment.config.schema import POSITION_BIN, Config
-from landmark.experiment.tracking.wandb_run import is_sweep_agent, mode, open_run
+from landmark.experiment.tracking.sent import is_sent, note_sent
+from landmark.experiment.tracking.wandb_files import earlier_points
+from landmark.experiment.tracking.wandb_run import is_sweep_agent, mode, open_run, place
 from landmark.utils.files import HASHES, read_hashes, read_json
 from landmark.utils.measured import TEXT, kind_of
 
@@ -34,10 +37,10 @@ class Tracker:
         if os.environ.get("RANK", "0") != "0" or mode(config.logger) == "disabled":
             yield []
             return
-        from landmark.experiment.tracking.loggers import WholeHistory, earlier_points  # loads Lightning
+        from landmark.experiment.tracking.loggers import WholeHistory  # loads Lightning
 
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
-        points = earlier_points(Path(config.output), run_id) if is_offline else ()
+        points = earlier_points(place(config), run_id) if is_offline else ()
         with open_run(config, run_id, job_type="train", name=folder.name) as run:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
@@ -48,24 +51,34 @@ class Tracker:
             logger.begin()  # where there was no step to train
             run.log_artifact(run_artifact, run_id, folder, config.logger.weights)
 
-    def row(self, config: Config, record: dict[str, Any], path: Path) -> None:
-        """Log an evaluated row: its numbers, its curves over positions and layers, its record, which lies at `path`."""
+    def row(self, config: Config, record: dict[str, Any], path: Path, *, is_new: bool = True) -> None:
+        """Log an evaluated row: its numbers, its curves over positions and layers, its record, which lies at `path`.
+        is_new: evaluated now; else it is logged if an earlier process has not done it.
+        """
         if mode(config.logger) == "disabled":
             return
+        identity, content = record["id"], record["sha256"]
+        if not is_sweep_agent():  # which waits for the numbers
+            if is_sent(config, identity, content, is_new=is_new):
+                return
+            earlier_points(place(config), identity)  # of a process that was killed
         labels, results = record["labels"], record["results"]
-        with open_run(config, record["id"], job_type="evaluate", name=labels["row"]) as run:
+        with open_run(config, identity, job_type="evaluate", name=labels["row"]) as run:
             model = Path(labels["run"])
             run.use_artifact(run_artifact, record["settings"]["run"], model, config.logger.weights)
             kind = kind_of(results)
             numbers = _numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval")
-            run.log({metric(kind, key): value for key, value in numbers.items()})
+            logged = [{metric(kind, key): value for key, value in numbers.items()}]
             for axis, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
                 run.define_metric(metric(kind, axis))
                 group = axis.partition("/")[0]
                 run.define_metric(metric(kind, f"{group}/*"), step_metric=metric(kind, axis), summary="none")
-                for point in points:
-                    run.log({metric(kind, key): value for key, value in point.items()})
-            run.log_artifact(files_artifact, f"row-{record['id']}", "row", [path])
+                logged += [{metric(kind, key): value for key, value in point.items()} for point in points]
+            for step, values in enumerate(logged):  # W&B drops steps that it has, of a process that was killed
+                run.log(values, step=None if is_sweep_agent() else step)
+            run.log_artifact(files_artifact, f"row-{identity}", "row", [path])
+        if run.is_kept:
+            note_sent(config, identity, content)
 
     def table(
         self,
@@ -75,10 +88,15 @@ class Tracker:
         rows: Sequence[Sequence[Any]],
         files: Sequence[Path],
         records: Sequence[Path],
-    ) -> None:
-        """Log a rendered table. identity: W&B's id. files: of it; the first gives its name. records: of its rows."""
-        if mode(config.logger) == "disabled":
-            return
+        *,
+        is_new: bool = True,
+    ) -> bool:
+        """Log a rendered table. identity: W&B's id. files: of it; the first gives its name. records: of its rows.
+        is_new: it has changed; else it is logged if an earlier process has not done it. Returns whether it was.
+        """
+        content = hashlib.sha256(json.dumps([columns, rows], default=str).encode()).hexdigest()
+        if mode(config.logger) == "disabled" or is_sent(config, identity, content, is_new=is_new):
+            return False
         import wandb
 
         with open_run(config, identity, job_type="table", name=config.name) as run:
@@ -88,6 +106,9 @@ class Tracker:
             for picture in [path for path in files if path.suffix == ".png"]:
                 run.log({"picture": wandb.Image(str(picture))})
             run.log_artifact(files_artifact, f"table-{config.name}-{files[0].stem}", "table", files)
+        if run.is_kept:
+            note_sent(config, identity, content)
+        return True
 
 
 def metric(kind: str, key: str) -> str:

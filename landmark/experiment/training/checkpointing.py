@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.experiment.training.lightning_module import ends_step
+from landmark.utils.checkpoints import checkpoint_path, checkpoints, hash_path
 from landmark.utils.errors import Stopped, UserError
 from landmark.utils.files import atomic_file, open_written, write_atomic
 from landmark.utils.setting import difference
@@ -170,21 +171,6 @@ class CheckpointCallback(Checkpoint):
             for path in checkpoints(self.folder)[KEPT:]:
                 path.unlink(missing_ok=True)
                 hash_path(path).unlink(missing_ok=True)
-
-
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """The file of a step."""
-    return folder / f"step-{step:08d}.ckpt"
-
-
-def hash_path(checkpoint: Path) -> Path:
-    """The file beside a checkpoint that holds its SHA-256, as `sha256sum -c` reads it."""
-    return checkpoint.with_name(f"{checkpoint.name}.sha256")
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the latest step first."""
-    return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 
 def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] | None:

@@ -1,5 +1,6 @@
 """The callback that measures a training, and ends one whose loss or weights are no longer finite."""
 
+import logging
 import math
 import time
 from pathlib import Path
@@ -10,12 +11,15 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from landmark.experiment.training.checkpointing import checkpoints
 from landmark.experiment.training.lightning_module import STEP_LOSS, LanguageModelTraining, ends_step
 from landmark.experiment.training.sharding import is_sharded, own_share
+from landmark.utils.checkpoints import checkpoints
 from landmark.utils.errors import Diverged
 from landmark.utils.hardware import peak_memory_bytes
 from landmark.utils.metrics_csv import append_metrics, drop_lines_after
+
+RISE = 0.01  # of the validation loss above its lowest, as a share, that is no noise
+_log = logging.getLogger(__name__)
 
 
 class MeasurementCallback(Callback):
@@ -38,6 +42,8 @@ class MeasurementCallback(Callback):
         self._seconds_logged = 0.0
         self._earlier_peak = 0
         self._gradient_norm = torch.zeros(())
+        self._best: dict[str, float] = {}  # losses and step where the validation loss was lowest
+        self._has_warned = False
 
     def summary(self) -> dict[str, float | int | None]:
         """Measurements of the whole training, from before resuming too: see `training.fit.train`."""
@@ -84,6 +90,8 @@ class MeasurementCallback(Callback):
             self.latest |= row
             if trainer.is_global_zero:
                 append_metrics(_metrics(trainer), step, row)
+            if "validation/loss" in row and "train/loss" in self.latest:
+                self._warn_of_a_rise(trainer, step)
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)
 
@@ -98,6 +106,8 @@ class MeasurementCallback(Callback):
             "seconds": self._clock.seconds,
             "seconds_logged": self._seconds_logged,
             "peak_memory": max(self._earlier_peak, peak_memory_bytes()),
+            "best": dict(self._best),
+            "has_warned": self._has_warned,
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -107,6 +117,25 @@ class MeasurementCallback(Callback):
         self._clock = _Clock(saved["seconds"])
         self._seconds_logged = saved["seconds_logged"]
         self._earlier_peak = saved["peak_memory"]
+        self._best, self._has_warned = dict(saved.get("best", {})), saved.get("has_warned", False)
+
+    def _warn_of_a_rise(self, trainer: Trainer, step: int) -> None:
+        """Say once that the validation loss rises while the training loss falls."""
+        now, best = {**self.latest, "step": step}, self._best
+        if not best or now["validation/loss"] < best["validation/loss"]:
+            self._best = {name: now[name] for name in ("step", "train/loss", "validation/loss")}
+            return
+        is_higher = now["validation/loss"] > (1 + RISE) * best["validation/loss"]
+        if is_higher and now["train/loss"] < best["train/loss"] and not self._has_warned:
+            self._has_warned = True
+            if trainer.is_global_zero:
+                _log.warning(
+                    "step %d: the validation loss rose from %.3f (step %d) to %.3f, while the training loss fell from "
+                    "%.3f to %.3f: the model learns its text by heart; train with more text, or stop at fewer "
+                    "train.steps",
+                    *(step, best["validation/loss"], best["step"], now["validation/loss"]),
+                    *(best["train/loss"], now["train/loss"]),
+                )
 
     def _is_logged(self, step: int) -> bool:
         return step % self.log_every == 0 or step == self.steps

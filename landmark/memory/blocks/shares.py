@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from landmark.attention.scoring import capped
 from landmark.memory.blocks.cache import BlockCache
 
 TOGETHER = 128  # blocks whose scores are computed together
+SINK = 4  # first tokens of a text, to which every token attends whatever they say (Xiao et al. 2023)
 
 
 class Watched:
@@ -21,9 +23,12 @@ class Watched:
     all blocks are scored as if they stood in the last of the k + 1 places before the text's end.
     """
 
-    def __init__(self, memory: BlockCache, blocks: int, tokens: range):
-        """blocks: the first ones, all complete, whose shares are wanted. tokens: positions behind them that ask."""
+    def __init__(self, memory: BlockCache, blocks: int, tokens: range, starts: Sequence[int] = ()):
+        """blocks: the first ones, all complete, whose shares are wanted. tokens: positions behind them that ask.
+        starts: first positions of texts; the share of the SINK tokens there counts for no block.
+        """
         self._memory, self._blocks, self._tokens = memory, blocks, tokens
+        self._sinks = {at // memory.block_size: at % memory.block_size for at in starts}
         self._sums: dict[int, Tensor] = {}  # by layer (H, blocks)
 
     def __getattr__(self, name: str) -> Any:
@@ -63,5 +68,9 @@ class Watched:
             if rotation is not None:
                 part = rotation(part, -(numbers + memory.k + 1) * size)
             found = capped(rows @ part.flatten(1, 2).float().mT, scoring.softcap).unflatten(-1, (-1, size))
+            for block in self._sinks.keys() & set(range(first, first + len(numbers))):
+                sink = found[:, :, block - first, self._sinks[block] : self._sinks[block] + SINK]
+                scores[0] = torch.logaddexp(scores[0], sink.logsumexp(-1, keepdim=True).unflatten(1, (-1, length)))
+                sink.fill_(-torch.inf)
             scores.append(found.logsumexp(-1).unflatten(1, (-1, length)))
         return torch.cat(scores, -1).softmax(-1)[..., 1:].sum(2).flatten(0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 import sys
 from contextlib import suppress
 from dataclasses import fields
@@ -13,15 +14,19 @@ from typing import Any
 
 from landmark.reading.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
-from landmark.utils.files import check_named
+from landmark.utils.files import check_named, write_atomic
 from landmark.utils.hardware import leave_busy_cores
 
 DTYPES = "auto", "float32", "bfloat16", "float16"
+LOOPBACK = "127.0.0.1", "localhost", "::1"
+KEY = ".key"  # in the folder of documents, of a server that is given none
 STOPPED = 10  # seconds after Ctrl-C in which running answers end: that of one step of the model
 
 
 def main() -> None:
-    """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas."""
+    """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas.
+    Without one the server makes a key, listens on this machine alone, and prints the address that has it.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m landmark.reading.serving",
         description=__doc__,
@@ -46,9 +51,10 @@ def main() -> None:
     given = parser.parse_args()
     try:
         keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
-        if not keys:
-            raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
         check_named(given.model)
+        is_made = not keys
+        if is_made:
+            keys = (_made_key(given.memories, given.host),)
         settings = ServerSettings(given.memories, keys, **{item.name: getattr(given, item.name) for item in limits})
         try:
             import uvicorn
@@ -76,8 +82,35 @@ def main() -> None:
         end(sig, frame)
 
     server.handle_exit = stop
+    startup = server.startup
+
+    async def start(sockets: Any = None) -> None:
+        await startup(sockets)
+        if server.started and is_made:
+            print(f"open http://{given.host}:{given.port}/#key={keys[0]}", file=sys.stderr, flush=True)
+
+    server.startup = start
     with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
         server.run()
+
+
+def _made_key(memories: Path, host: str) -> str:
+    """The key of a server that is given none: made once, and kept beside what its clients have put in. Raises UserError
+    for an address that other machines reach.
+    """
+    if host not in LOOPBACK:
+        raise UserError(f"LANDMARK_API_KEY is not set: it is the key that clients send; --host={host} needs one")
+    file = memories / KEY
+    try:
+        memories.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            write_atomic(file, secrets.token_urlsafe(24))
+            file.chmod(0o600)
+        if key := file.read_text("utf-8").strip():
+            return key
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: the key cannot be kept here ({error}): set LANDMARK_API_KEY") from error
+    raise UserError(f"{file}: is empty: delete it, or set LANDMARK_API_KEY")
 
 
 if __name__ == "__main__":

@@ -139,8 +139,9 @@ async def put_document(name: str, service: Serving, client: Client, request: Req
 @routes.get("/v1/documents")
 def list_documents(service: Serving, client: Client) -> dict[str, Any]:
     """The documents of the request's key."""
-    found = service.memories.list(client).items()
-    return {"object": "list", "data": [{"id": id, "object": "document", "tokens": tokens} for id, tokens in found]}
+    found = service.memories.list(client)
+    listed = [{"id": id, "object": "document", "tokens": tokens} for id, tokens in found.items()]
+    return {"object": "list", "data": [each | service.warnings(client, each["id"]) for each in listed]}
 
 
 @routes.get("/v1/documents/{name}/text")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from landmark.documents import Document, saved_document
+from landmark.documents import Document, saved_document, saved_lacks
 from landmark.utils.errors import UserError
 from landmark.utils.setting import check_field, setting
 
@@ -110,6 +110,10 @@ class Memories:
     def document(self, key: str, name: str, text: str) -> Document:
         """What was read, with its places. text: of its ids. Raises as `ids`."""
         return self._read(key, name, lambda folder: saved_document(folder, text) or Document(name, text))
+
+    def lacks(self, key: str, name: str) -> tuple[str, ...]:
+        """What the file of a document did not give, a line each. Raises as `ids`."""
+        return self._read(key, name, saved_lacks)
 
     def _read(self, key: str, name: str, read: Callable[[Path], T]) -> T:
         """The result for the newest folder of a document, which another may replace or delete meanwhile."""

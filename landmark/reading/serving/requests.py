@@ -93,7 +93,9 @@ class Asked(_Body):
         "in_order", description="in_order: as one text; apart: as each was read alone when it was put"
     )
     sources: int = Field(0, ge=0, le=20, description="most passages of the documents that come with the answer")
-    from_sources: bool = Field(False, description="find these before the answer, which is made from them alone")
+    from_sources: bool = Field(
+        False, description="find these (three, if sources is 0) before the answer, which is made from them alone"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -108,10 +110,8 @@ class Asked(_Body):
             raise ValueError("stream_options is for a streamed answer: set stream")
         if self.document is not None and self.documents:
             raise ValueError("document and documents: name one, or several")
-        if self.sources and not self.named:
+        if (self.sources or self.from_sources) and not self.named:
             raise ValueError("sources are passages of a document: name one")
-        if self.from_sources and not self.sources:
-            raise ValueError("from_sources: sources says how many passages are found")
         if (most := self.most) is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
         return self
@@ -120,6 +120,11 @@ class Asked(_Body):
     def named(self) -> list[str]:
         """The documents that are read before the prompt."""
         return self.documents if self.document is None else [self.document]
+
+    @property
+    def finds(self) -> bool:
+        """Whether passages are found."""
+        return self.sources > 0 or self.from_sources
 
     def sampling(self, generation_config: Any) -> Sampling:
         """How tokens are chosen. generation_config: what the model recommends; None: nothing."""

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain
@@ -91,11 +91,11 @@ class Service:
         self.check_model(asked.model)
         prompt, sampling = asked.prompt_of(), asked.sampling(self._recommended)
         session = self._session(client, asked.named, asked.documents_read == "apart")
-        if asked.sources:
+        if asked.finds:
             check_sources(self.answering.model)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
         answer, most = session.new_answer(prompt, stop), min(asked.most or self.settings.tokens, self.settings.tokens)
-        counts, found = list[int](), list[dict[str, Any]]() if asked.sources else None
+        counts, found = list[int](), list[dict[str, Any]]() if asked.finds else None
 
         def deltas() -> Generator[Delta]:
             given = sampling, most, stop, asked.sources, asked.from_sources, progress.gone, answer
@@ -112,6 +112,7 @@ class Service:
         id = f"{'chatcmpl' if prompt.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(asked.named) > 1 else {}
+        head |= self.warnings(client, *asked.named)
         return Response(deltas(), answer, counts, head, prompt.is_chat, found)
 
     def _session(self, client: str, names: list[str], apart: bool) -> Session:
@@ -149,9 +150,18 @@ class Service:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
             progress(0, rest.shape[1])
             finished(self.answering.read(rest, cache, progress.gone), progress)
+            document = document.as_read(self.answering.chats.decode(ids))
             self.memories.save(client, name, cache, beside_memory(document, None))
-        return {"id": name, "object": "document", "tokens": len(ids)}
+        return {"id": name, "object": "document", "tokens": len(ids), **_warnings(document.lacks)}
+
+    def warnings(self, client: str, *names: str) -> dict[str, list[str]]:
+        """What the files of documents did not give, for a response. Raises Missing and Failed."""
+        return _warnings([line for name in names for line in self.memories.lacks(client, name)])
 
     def document_text(self, client: str, name: str) -> str:
-        """The text that a document was read from, as its tokens have it. Raises Missing and Failed."""
-        return self.answering.chats.decode(self.memories.ids(client, name))
+        """The text that a document was read from. Raises Missing and Failed."""
+        return self.memories.document(client, name, self.answering.chats.decode(self.memories.ids(client, name))).text
+
+
+def _warnings(lacks: Sequence[str]) -> dict[str, list[str]]:
+    return {"warnings": [*lacks]} if lacks else {}

@@ -254,30 +254,59 @@ def test_json_lines_as_redpajamas_and_text_files_make_splits(tmp_path: Path):
     assert found["train"] == [text for n, text in enumerate(said) if n % 50 > 1]
 
 
-def test_few_documents_are_split_too_and_splits_that_are_there_are_kept(tmp_path: Path):
-    for number in range(4):
-        (tmp_path / f"{number}.txt").write_text(f"text {number}")
-    assert [texts("documents", tmp_path, split) for split in SPLITS] == [["text 2", "text 3"], ["text 0"], ["text 1"]]
+def test_splits_that_are_there_are_kept(tmp_path: Path):
     for split in SPLITS:
-        write(tmp_path / "mine" / split / "some.jsonl", *(line(f"{split} {n}") for n in range(2)))
+        write(tmp_path / split / "some.jsonl", *(line(f"{split} {n}") for n in range(2)))
+    (tmp_path / "README.md").write_text("About it.")
+    source = open_source("documents", tmp_path)
     for split in SPLITS:
-        assert texts("documents", tmp_path / "mine", split) == [f"{split} 0", f"{split} 1"]
+        assert [document.text for document in source.documents(split)] == [f"{split} 0", f"{split} 1"]
+    assert source.report()[1:] == ["left out, is not in train, validation, test: README.md"]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("is_file", [True, False])
-def test_a_book_is_split_by_length(tmp_path: Path, byte_tokenizer: Tokenizer, caplog, count: int, is_file: bool):
-    said = [" ".join(f"word{number}" for number in range(start, start + 1000)) for start in (0, 5000)[:count]]
-    write(tmp_path / "mine" / "all.jsonl", *map(line, said))
-    path = tmp_path / "mine" / "all.jsonl" if is_file else tmp_path / "mine"
-    with caplog.at_level("INFO"):
-        corpus = prepare("documents", byte_tokenizer, tmp_path / "cache", path=path, progress=False)
-    assert f"has {count} document(s): 90 % of the text is train, then 5 % each" in caplog.text
+def words(count: int, start: int = 0) -> str:
+    return " ".join(f"word{number}" for number in range(start, start + count))
+
+
+# Files of a folder, by their numbers of words. Of many documents one may have most of the text.
+BY_LENGTH = {
+    "a book": {"mine/book.txt": 3000},
+    "books and a note": {"a.txt": 9000, "b.TXT": 9000, "c.md": 2200, "note.md": 10},
+    "sixty files, one of them large": {f"{number}.txt": 30000 if number == 50 else 100 for number in range(10, 70)},
+    "a text without white space": {"a.jsonl": 0},
+}
+
+
+@pytest.mark.parametrize("case", BY_LENGTH)
+def test_documents_are_split_by_length_whatever_their_number(tmp_path: Path, byte_tokenizer: Tokenizer, case: str):
+    said = {name: words(count) or "一" * 3000 for name, count in BY_LENGTH[case].items()}
+    for name, text in said.items():
+        write(tmp_path / name, line(text) if name.endswith("l") else text)
+    path = tmp_path / next(iter(said)) if len(said) == 1 else tmp_path
+    corpus = prepare("documents", byte_tokenizer, tmp_path / "cache", path=path, progress=False)
     parts = {split: texts("documents", path, split) for split in SPLITS}
-    assert ["".join(each) for each in zip(*(parts[split] for split in SPLITS))] == said
-    assert all(part.split()[-1] in text.split() for part, text in zip(parts["train"], said))  # no word is cut
-    sizes = [corpus.manifest["splits"][split]["tokens"] for split in SPLITS]
+    assert ["".join(each).rstrip("\n") for each in zip(*(parts[split] for split in SPLITS))] == list(said.values())
+    assert all(part.split()[-1] in text.split() for part, text in zip(parts["train"], said.values()) if " " in text)
+    sizes = [corpus.manifest["splits"][split]["bytes"] for split in SPLITS]
     assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
+
+
+def test_it_says_what_was_read_and_what_was_left_out(tmp_path: Path, byte_tokenizer: Tokenizer, caplog):
+    (tmp_path / "A.TXT").write_text(words(500))
+    write(tmp_path / "b.jsonl", line(words(500)), line(""), line("  "))
+    others = {"empty.txt": "", "empty.docx": "", "cover.png": "x", "white.md": " \n", ".hidden/c.txt": "x"}
+    for name, text in others.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with caplog.at_level("INFO"):
+        prepare("documents", byte_tokenizer, tmp_path / "cache", path=tmp_path, progress=False)
+    assert [record.getMessage().removeprefix(f"{tmp_path}: ") for record in caplog.records] == [
+        "read 2 documents in 2 files (A.TXT, b.jsonl); "
+        "each is cut: 90 % to train, then 5 % to validate, and 5 % to test",
+        "left out, is of no kind that is read: cover.png",
+        "left out, is empty: empty.docx, empty.txt",
+        "left out, has no text: white.md",
+    ]
 
 
 def test_standard_library_is_split_by_name_and_source_that_is_not_utf8_left_out(tmp_path: Path):
@@ -337,6 +366,10 @@ REFUSED = {  # corpus, its files, options, message
     "no path": ("documents", None, {"root": None}, r"data\.path=null"),
     "no folder of documents": ("documents", None, {}, "is not a folder"),
     "no documents": ("documents", {}, {}, "holds no document"),
+    "no text in a split": (
+        *("documents", IN_SPLITS | {"train/1.txt": b"", "train/4.md": b" "}, {}),
+        "no text to split: train/1.txt is empty, train/4.md has no text",
+    ),
     "some splits": ("documents", {"one.txt": b"x", "train/a.txt": b"x"}, {}, "expected train, validation, test"),
     "no gzip": ("documents", IN_SPLITS | {"train/b.jsonl.gz": b"no gzip"}, {}, "cannot read"),
     "no text": ("documents", {"a.jsonl": b'{"text": "x"}\n' * 60 + b'{"text": 5}\n'}, {}, r"a\.jsonl, line 61"),

@@ -11,6 +11,7 @@ from landmark.experiment.config import Config, to_config
 from landmark.experiment.config.saved import trained_with, write_launch
 from landmark.experiment.runs.jobs import find_run, with_settings_of_run
 from landmark.experiment.runs.plan import GPU, Machine, describe, row_cost, run_cost
+from landmark.utils.checkpoints import checkpoint_path, hash_path
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from tests.configurations import compose_conf
@@ -82,8 +83,19 @@ def test_a_run_at_work_is_running_and_a_killed_one_has_stopped(work, capsys, wor
     finally:
         process.kill()
         process.join()
+    told = "no checkpoint yet, step 0 of 3,000"
+    assert state(status(work, capsys, *given), "run transformer-pg19-nano-") == ("stopped", told)
+    (folder,) = work.output.glob("runs/*")
+    whole, cut = (checkpoint_path(folder / "checkpoints", step) for step in (192, 200))
+    whole.parent.mkdir()
+    for path in (whole, hash_path(whole), cut):  # the last one was being written
+        path.touch()
     said = status(work, capsys, *given)
-    assert state(said, "run transformer-pg19-nano-") == ("stopped", "step 190 of 3,000")
+    assert state(said, "run transformer-pg19-nano-") == ("stopped", "step 192 of 3,000")
+    if words:
+        capsys.readouterr()
+        work(*given, "row=plain_512", "task=plan")
+        assert re.search(r"^run transformer-\S+ +step 192 of 3,000 ", capsys.readouterr().out, re.M)
     assert ("quickstart: no row is done\n  run transformer" in said) == (not words)
 
 
@@ -208,6 +220,8 @@ def test_parameters_are_the_papers_and_training_costs_six_flops_for_each_and_att
     assert run_cost("a", configure("model.num_kv_heads=2"), VOCABULARY, False).parameters[1] == 151_020_544 - shared
     config = configure("model=transformer")
     job = run_cost("a", config, VOCABULARY, False)
+    rest = run_cost("a", config, VOCABULARY, False, begun=config.train.steps // 4)
+    assert (rest.tokens, rest.flops, rest.passes) == (0.75 * job.tokens, 0.75 * job.flops, 0.75 * job.passes)
     assert job.tokens == 240_000 * 128 * 512
     assert job.flops / job.tokens == pytest.approx(6 * 202_531_840 + 12 * 12 * 1024 * 256.5)
     # Segments of 2048 in windows of 256: only the first window has no cache.

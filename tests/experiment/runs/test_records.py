@@ -23,14 +23,9 @@ from landmark.experiment.config.saved import trained_with
 from landmark.experiment.runs.identity import digest
 from landmark.experiment.runs.jobs import read_run
 from landmark.experiment.runs.records import Records, sweep
-from landmark.experiment.training.checkpointing import (
-    AtomicCheckpointIO,
-    checkpoint_path,
-    checkpoints,
-    find_checkpoint,
-    hash_path,
-)
+from landmark.experiment.training.checkpointing import AtomicCheckpointIO, find_checkpoint
 from landmark.utils import source_tree
+from landmark.utils.checkpoints import checkpoint_path, checkpoints, hash_path
 from landmark.utils.errors import UserError
 from landmark.utils.files import locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics

@@ -26,7 +26,7 @@ def offline(books, tmp_path_factory):
     output = tmp_path_factory.mktemp("offline")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
-        run_task(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
+        run_task(*FIGURE5, *TINY, f"data.path={books}", f"output={output}", "logger.weights=true")
         prompts = ("data=passkey", "eval.length=300", "eval.local=300", "eval.prompts=1", "eval.generated=1")
         run_task("model=landmark", *prompts, *TINY, f"output={output}")
         text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")

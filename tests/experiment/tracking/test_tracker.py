@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,8 @@ from landmark.experiment.config.rows import named
 from landmark.experiment.config.schema import LoggerConfig
 from landmark.experiment.data.synthetic import SyntheticSplit
 from landmark.experiment.runs.records import Records
-from landmark.experiment.tracking import loggers, wandb_run
+from landmark.experiment.tracking import wandb_files, wandb_run
+from landmark.experiment.tracking.sweep_agent import as_hydra
 from landmark.experiment.tracking.tracker import Tracker
 from landmark.experiment.tracking.wandb_run import mode
 from landmark.utils.files import read_json, write_json
@@ -33,8 +36,10 @@ KEY, LOGIN = {"WANDB_API_KEY": "x" * 40}, "machine {} login user password x\n"
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_SWEEP_ID"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    wandb_run._is_fit.cache_clear()
+    monkeypatch.setattr(wandb_run, "_has_told", False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
@@ -47,6 +52,10 @@ def no_key(monkeypatch, tmp_path):
         ({}, {}, LOGIN.format("example.org"), "offline"),
         ({}, KEY | {"WANDB_MODE": "offline"}, "", "offline"),
         ({"service": "csv"}, KEY, "", "disabled"),
+        ({}, KEY | {"WANDB_DISABLED": "true"}, "", "disabled"),
+        ({}, KEY | {"WANDB_DISABLED": "false", "WANDB_MODE": "run"}, "", "online"),
+        ({}, KEY | {"WANDB_MODE": "bogus"}, "", "offline"),
+        ({}, KEY | {"WANDB_BASE_URL": "localhost:8080"}, "", "offline"),
     ],
 )
 def test_online_only_with_a_key_and_as_the_settings_say(settings, environment, login, expected, tmp_path, monkeypatch):
@@ -77,6 +86,73 @@ def test_nothing_is_opened_without_need(configure, make_record, tmp_path, monkey
     with Tracker().training(config, "run", corpus=CORPUS, folder=tmp_path) as made:
         assert made == []
     assert list(tmp_path.iterdir()) == []
+
+
+VARIABLES = {
+    **{"WANDB_PROJECT": "mine", "WANDB_ENTITY": "us", "WANDB_NAME": "first", "WANDB_RUN_GROUP": "many"},
+    **{"WANDB_TAGS": "a,b", "WANDB_NOTES": "to try", "WANDB_JOB_TYPE": "trial"},
+}
+
+
+def test_variables_of_wandb_act_and_malformed_ones_are_a_line_each(
+    configure, make_record, tmp_path, monkeypatch, caplog
+):
+    malformed = {"WANDB_BASE_URL": "localhost:8080", "WANDB_MODE": "bogus", "WANDB_RUN_ID": "a/b"}
+    others = {"WANDB_DIR": str(tmp_path / "elsewhere"), "WANDB_RESUME": "must"}
+    for name, value in {**KEY, **VARIABLES, **malformed, **others}.items():
+        monkeypatch.setenv(name, value)
+    config = configure(f"output={tmp_path}", "logger=wandb")
+    with caplog.at_level("INFO"):
+        for seed in (0, 1):
+            Tracker().row(config, make_record(replace(config, seed=seed), "a", 12.0), Path("row.json"))
+    for name, value in malformed.items():
+        assert caplog.text.count(f"{name}={value} is malformed") == 1
+    assert caplog.text.count("WANDB_RESUME has no effect") == 1
+    said = (
+        f"W&B: offline in {tmp_path}/elsewhere/wandb, `wandb sync {tmp_path}/elsewhere/wandb/offline-run-*` uploads it"
+    )
+    assert caplog.text.count(said) == 1
+    assert os.environ["WANDB_RUN_ID"] == "a/b"
+    for path in (tmp_path / "elsewhere").glob("wandb/offline-run-*/*.wandb"):
+        (run,) = (record.run for record in wandb_files.records(path) if record.WhichOneof("record_type") == "run")
+        found = run.project, run.entity, run.display_name, run.run_group, ",".join(run.tags), run.notes, run.job_type
+        assert found == tuple(VARIABLES.values())
+    assert len(read_offline(tmp_path / "elsewhere")) == 2
+
+
+def test_a_row_that_another_logger_or_a_killed_process_made_is_sent_once(configure, make_record, tmp_path):
+    """Also where W&B's folder was deleted, and by a version that left no notes."""
+    config, tracker = configure(f"output={tmp_path}", "logger=wandb"), Tracker()
+    record = make_record(config, "a", 12.0)
+    path = Records(tmp_path).path("rows", record["id"])
+    write_json(path, record)
+    tracker.row(configure(f"output={tmp_path}", "logger=csv"), record, path)
+    killed = tmp_path / "wandb" / f"offline-run-1-{record['id']}"
+    killed.mkdir(parents=True)
+    (killed / "run.wandb").touch()
+    for _ in range(2):
+        tracker.row(config, record, path, is_new=False)
+        (made,) = read_offline(tmp_path)
+        assert made.series("perplexity") == [12.0]
+    shutil.rmtree(tmp_path / "tracked")
+    tracker.row(config, record, path, is_new=False)
+    assert len(read_offline(tmp_path)) == 1
+    shutil.rmtree(tmp_path / "wandb")
+    tracker.row(config, record, path, is_new=False)
+    assert not (tmp_path / "wandb").exists()
+    tracker.row(config, make_record(config, "a", 13.0), path)  # made anew
+    (made,) = read_offline(tmp_path)
+    assert made.series("perplexity") == [13.0]
+
+
+def test_jobs_of_a_sweep_and_their_table_have_one_group(configure, make_record, tmp_path, monkeypatch):
+    config = configure(f"output={tmp_path}", "logger=wandb")
+    monkeypatch.setattr(wandb_run, "started", lambda: SimpleNamespace(number=1))
+    Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
+    monkeypatch.setattr(wandb_run, "started", lambda: SimpleNamespace(number=None))
+    assert Tracker().table(replace(config, name=wandb_run.SWEEP), "id", ["a"], [[1]], [Path("t.csv")], [])
+    assert not Tracker().table(replace(config, name=wandb_run.SWEEP), "id", ["a"], [[1]], [Path("t.csv")], [])
+    assert [run.group for run in read_offline(tmp_path)] == ["sweep", "sweep"]
 
 
 # ---- W&B's server in trouble
@@ -142,8 +218,8 @@ def test_no_wandb_at_the_start_is_offline_and_rows_are_logged_without_an_artifac
     if trouble == "gone":
         server.go_away()
     config = configure(f"output={tmp_path}")
-    for row in "ab":
-        Tracker().row(config, make_record(config, row, 12.0), Path("row.json"))
+    for seed in (0, 1):
+        Tracker().row(config, make_record(replace(config, seed=seed), "a", 12.0), Path("row.json"))
     assert caplog.text.count("kept offline, `wandb sync") == 1
     assert [each.summary["perplexity"] for each in read_offline(tmp_path)] == [12.0] * 2
     assert "row.json" in caplog.text  # an artifact that cannot be made
@@ -210,11 +286,11 @@ def test_a_killed_training_has_each_point_once(tmp_path, arrived):
 ATTEMPT = """
 import os, sys, time, psutil
 from pathlib import Path
-from landmark.experiment.tracking import loggers, wandb_run
+from landmark.experiment.tracking import loggers, wandb_files, wandb_run
 from tests.configurations import SMALL, compose_conf
 from landmark.experiment.config import to_config
 first, last, is_killed = map(int, sys.argv[1:])
-points = loggers.earlier_points(Path("."), "abc")
+points = wandb_files.earlier_points(Path("wandb"), "abc")
 with wandb_run.open_run(to_config(compose_conf(["output=."])), "abc", job_type="train") as run:
     logger = loggers.WholeHistory(run, Path("run"), points)
     for step in range(first, last):
@@ -270,7 +346,7 @@ def test_what_was_uploaded_stays(tmp_path, state):
     (folder / "run-abc.wandb").touch()
     if state.startswith("uploaded"):  # the client marks a file that was cut in another way
         (folder / f"run-abc.wandb.{'synced' if state == 'uploaded' else 'syncstate'}").touch()
-    assert loggers.earlier_points(tmp_path, "abc") == set()
+    assert wandb_files.earlier_points(tmp_path / "wandb", "abc") == set()
     assert folder.exists() is (state not in ("offline", "of the same second"))
 
 
@@ -308,7 +384,8 @@ def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
     chosen = ["data=stdlib", "tokenizer=bytes", "size=nano", f"output={tmp_path}"]
     chosen += ["data.max_documents=6", "eval.tokens=8192", *SMALL, "logger=wandb"]
     agent._sweep_command = [*sweep["command"][:-1], *chosen, sweep["command"][-1]]
-    arguments = {"retrieval.k": {"value": 4}, "eval.local": {"value": 250}}
+    arguments = {"retrieval": {"value": {"k": 4.0}}, "eval.local": {"value": 250.0}}
+    arguments |= {"cmt": {"value": False}, "seeds": {"value": None}}
     trained = set()
     for number in ("r4n1", "r4n2"):  # the agent is restarted, and gets the same arguments again
         agent._command_run({"run_id": number, "program": sweep["program"], "args": arguments})
@@ -323,3 +400,24 @@ def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):
     assert logged == {"r4n1", "r4n2"}
     metric, runs = sweep["metric"]["name"], read_offline(tmp_path)  # the sweep waits for the number of each
     assert [run.summary[metric] for run in runs if run.job_type == "evaluate"] == [record["results"][metric]] * 2
+
+
+AGENTS = {
+    "retrieval={'k': 4.0, 'query': {'tile': None}}": ["retrieval.k=4", "retrieval.query.tile=null"],
+    "cmt=True": ["cmt=on"],
+    "model.masked=True": ["model.masked=true"],
+    "train.max_lr=1.0": ["train.max_lr=1.0"],
+    "train.micro_batch=2.0": ["train.micro_batch=2"],
+    "seeds=[0, None]": ["seeds=[0,null]"],
+    "model=landmark": ["model=landmark"],
+    "data={'path': 'my books'}": ['data.path="my books"'],
+    "name='4.0'": ["name='4.0'"],
+    "-m": ["-m"],
+}
+
+
+@pytest.mark.parametrize("word", AGENTS)
+def test_what_an_agent_writes_as_python_is_hydras(word, monkeypatch):
+    assert as_hydra([word]) == [word]
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s4f0")
+    assert as_hydra([word]) == AGENTS[word]

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from landmark.experiment.tracking.loggers import records
+from landmark.experiment.tracking.wandb_files import records
 
 ENTITY = {"id": "e", "name": "entity"}
 PROJECT = {"id": "p", "name": "project", "entity": ENTITY}

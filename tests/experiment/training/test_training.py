@@ -15,9 +15,10 @@ import landmark.experiment.training.optimization
 from landmark.cli.terminal import reported
 from landmark.experiment.data.datamodule import WindowDataModule
 from landmark.experiment.training import discard_checkpoints
-from landmark.experiment.training.checkpointing import SIGNALS, checkpoints, hash_path
+from landmark.experiment.training.checkpointing import SIGNALS
 from landmark.experiment.training.lightning_module import LanguageModelTraining
 from landmark.models import load
+from landmark.utils.checkpoints import checkpoints, hash_path
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import Stopped, UserError
 from landmark.utils.metrics_csv import COLUMNS, append_metrics, drop_lines_after, read_metrics
@@ -94,6 +95,24 @@ def test_it_learns_and_leaves_a_model(kind, finished):
     assert summary["peak_memory_bytes"] > 2**20
     assert summary["mfu"] is None
     assert_same_weights(load(folder / "run"), model)
+
+
+def test_a_validation_loss_that_rises_is_said_once(tmp_path, caplog):
+    """Of a text that has one letter in training and others in validation, also where the training is resumed."""
+    make_corpus(tmp_path / "data")
+    (tmp_path / "data" / "train.bin").write_bytes(b"a\0" * 4000)
+    config = make_config("transformer", validate_every=5, checkpoint_every=5, log_every=1, max_lr=1e-2)
+    with pytest.raises(KeyError):
+        run(config, tmp_path, [fails(32)])
+    (said,) = [record.getMessage() for record in caplog.records if "validation loss rose" in record.getMessage()]
+    caplog.clear()
+    run(config, tmp_path)
+    assert "validation loss" not in caplog.text
+    step, best = map(int, re.match(r"step (\d+): .* \(step (\d+)\)", said).groups())
+    rows = {row["step"]: row for row in read_metrics(tmp_path / "run" / "metrics.csv")}
+    first = next(n for n in range(best + 5, 41, 5) if rows[n]["validation/loss"] > 1.01 * rows[best]["validation/loss"])
+    assert step == first
+    assert rows[step]["train/loss"] < rows[best]["train/loss"]
 
 
 def test_nan_stops_naming_the_step(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def talk(**given):
         *((*text(max_tokens=count), "max_tokens: Input should be a valid integer") for count in (1e9, True)),
         (*text(seed=2**70), "seed"),
         (*text(sources=3), "sources are passages of a document: name one"),
-        (*text(from_sources=True, document="book"), "from_sources: sources says how many passages are found"),
+        (*text(from_sources=True), "sources are passages of a document: name one"),
         (*text(sources=21, document="book"), "sources: Input should be less than or equal to 20"),
         (*text(stream_options={"include_usage": True}), "stream_options is for a streamed answer"),
         (*text(logit_bias={"5": 1}), f"logit_bias: {CANNOT}"),
@@ -302,7 +302,8 @@ def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
     asked = {"document": "book", "messages": [user("Who? "), said("ab"), user("Where sleeps the zebra?")], "sources": 2}
     asked |= {"max_tokens": 4, "temperature": 0}
     with Server(model, tokenizer, tmp_path / "kept") as running:
-        running.http().put("/documents/book", content=pdf(*pages))
+        put = running.http().put("/documents/book", content=pdf(*pages, "▣")).json()
+        assert put["warnings"] == running.http().get("/documents").json()["data"][0]["warnings"]
     with Server(model, tokenizer, tmp_path / "kept") as running, running.http() as http:
         plain = http.post("/chat/completions", json={**asked, "sources": 0}).json()["choices"][0]
         whole = http.post("/chat/completions", json=asked).json()["choices"][0]
@@ -314,8 +315,10 @@ def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
         client = running.client().chat.completions
         of_client = client.create(model="", messages=asked["messages"], extra_body={"document": "book", "sources": 2})
         alone = http.post("/chat/completions", json={**asked, "sources": 1, "from_sources": True}).json()["choices"][0]
-        http.put("/documents/alone", content=f"{pages[1]}\n\n".encode())
+        http.put("/documents/alone", content="".join(f"{page}\n\n" for page in pages[:2]).encode())
         about = http.post("/chat/completions", json={**asked, "document": "alone", "sources": 0}).json()["choices"][0]
+        warned = http.post("/chat/completions", json=asked).json()["warnings"]
+    assert put["warnings"] == warned == ["book: page 4 has no text, but pictures: ocrmypdf adds the text of scans"]
     sources = whole.pop("sources")
     assert whole == plain
     assert events.pop() == "data: [DONE]"
@@ -328,7 +331,10 @@ def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
     assert 1 >= sum(each["share"] for each in sources) >= sources[0]["share"] > 0
     assert text["choices"][0]["sources"][0]["text"] == pages[1]
     assert of_client.choices[0].sources == sources
-    assert [each["text"] for each in alone.pop("sources")] == [pages[1]]
+    assert [(each["text"], each["kind"]) for each in alone.pop("sources")] == [
+        (pages[1], "passage"),
+        (pages[0], "head"),
+    ]
     assert alone == about
     with Server(make()[0], tokenizer, tmp_path / "other") as running, running.http() as http:
         http.put("/documents/book", content=b"Herons wait.")

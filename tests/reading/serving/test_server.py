@@ -26,9 +26,10 @@ from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading import answering
 from landmark.reading.answer import Decoding
 from landmark.reading.answering import Answering
-from landmark.reading.serving.__main__ import main
+from landmark.reading.serving.__main__ import KEY, _made_key, main
 from landmark.reading.serving.app import make_app
 from landmark.reading.serving.memories import ServerSettings
+from landmark.utils.errors import UserError
 from tests.documents.files import docx, zipped
 from tests.forked import Started, free_port, wait_for
 from tests.models.huggingface.conftest import FREE, make_tokenizer, save_model, wrapped_model
@@ -368,13 +369,17 @@ def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_p
 
 
 def test_ctrl_c_ends_running_answers(model, tokenizer, tmp_path):
-    """Of the command itself, which then ends without a traceback."""
+    """Of the command itself, which then ends without a traceback. It was given no key: it has made one, and printed it
+    in an address of this machine; the next server has it too.
+    """
     folder, port = save_model(tmp_path / "model", model, tokenizer), free_port()
     words = ["-m", "landmark.reading.serving", str(folder), f"--port={port}", "--tokens=1000000", "--dtype=float32"]
-    server = Started(words, tmp_path, {**os.environ, "LANDMARK_API_KEY": KEYS[0]})
-    url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {KEYS[0]}"}
+    file, url = tmp_path / "memories" / KEY, f"http://127.0.0.1:{port}"
+    server = Started(words, tmp_path, {**os.environ, "LANDMARK_API_KEY": ""})
     with ThreadPoolExecutor(1) as pool:
         wait_for(lambda: answers(f"{url}/health") or not server.process.is_alive())
+        key = file.read_text()
+        headers = {"Authorization": f"Bearer {key}"}
         body = {"prompt": "A", "max_tokens": 1_000_000, "temperature": 0}
         given = {"headers": headers, "timeout": 100}
         whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body, **given)
@@ -389,6 +394,12 @@ def test_ctrl_c_ends_running_answers(model, tokenizer, tmp_path):
     done = server.wait()
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+    assert f"open {url}/#key={key}\n" in done.stderr
+    assert len(key) > 30
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert _made_key(file.parent, "localhost") == key
+    with pytest.raises(UserError, match="LANDMARK_API_KEY is not set: .*--host=0.0.0.0 needs one"):
+        _made_key(file.parent, "0.0.0.0")
 
 
 def answers(url):

@@ -16,7 +16,7 @@ const number = (value) => value.toLocaleString("en-US");
 const flowing = (text) => text.replace(/(?<=^[^\n\t]{45,100})\n(?=[\p{L}\p{N}"'“‘(_—–])/gmu, " ");
 const say = (text) => ($("#said").textContent = text);
 
-let documents = new Map(); // tokens, by name
+let documents = new Map(); // tokens, and warnings of what the file did not give, by name
 const talks = new Map(); // by name of the document: messages, and the element with its turns
 let shown = ""; // name of the document
 let answering = null; // stops the answer that is being made
@@ -56,10 +56,11 @@ function failed(error, show) {
 
 async function list() {
   const { data } = await json("documents");
-  documents = new Map(data.map(({ id, tokens }) => [id, tokens]));
-  $("#documents").replaceChildren(...[...documents].map(([name, tokens]) => {
+  documents = new Map(data.map(({ id, tokens, warnings = [] }) => [id, { tokens, warnings }]));
+  $("#documents").replaceChildren(...[...documents].map(([name, { tokens, warnings }]) => {
     const size = make("small", { textContent: `${number(tokens)} tokens` });
-    return make("li", {}, make("a", { href: `#${name}` }, make("span", { textContent: name }), size));
+    const lacks = warnings.length ? [make("small", { className: "lacks", textContent: "not all of its text" })] : [];
+    return make("li", {}, make("a", { href: `#${name}` }, make("span", { textContent: name }), size, ...lacks));
   }));
   mark();
 }
@@ -183,7 +184,7 @@ async function ask(question) {
   turn.scrollIntoView({ block: "end" });
   talk.messages.push({ role: "user", content: question });
   busy(true);
-  let error;
+  let error, warned = [];
   try {
     const alone = { sources: wanted, from_sources: wanted > 0 && $("#alone input").checked };
     const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, ...alone });
@@ -194,6 +195,7 @@ async function ask(question) {
         status.textContent = tokens ? `${number(+read)} of ${number(+tokens)} tokens are read …` : "Waiting …";
         continue;
       }
+      warned = event.warnings ?? warned;
       const [{ delta = {}, finish_reason: finish, sources: found = [] } = {}] = event.choices;
       const below = $("#turns").scrollHeight - $("#turns").scrollTop - $("#turns").clientHeight;
       if (delta.content || delta.reasoning_content) status.remove();
@@ -215,14 +217,16 @@ async function ask(question) {
   if (error?.name === "AbortError") turn.append(make("p", { className: "dim", textContent: "Stopped." }));
   else if (error) failed(error, (message) => turn.append(wrong(message)));
   else if (!answer.textContent) answer.append(make("span", { className: "dim", textContent: "The model ended without an answer." }));
+  for (const line of warned) turn.append(make("p", { className: "lacks", textContent: `Not in the text: ${line}` }));
   if (error && !answer.textContent && !$("#question").value) $("#question").value = question;
   answering = null;
   busy(false);
 }
 
 function sources(found, name) {
-  const items = found.map(({ text, place, start, end, share }) => {
-    const about = make("small", {}, make("b", { textContent: place }), ` · ${Math.round(100 * share)} %`);
+  const items = found.map(({ text, place, start, end, share, kind }) => {
+    const said = { head: "the beginning", whole: "no passage was found, the whole text was read" }[kind];
+    const about = make("small", {}, make("b", { textContent: place }), ` · ${said ?? `${Math.round(100 * share)} %`}`);
     return make("li", {}, make("a", { href: `#${name}:${start}-${end}` }, about, make("span", { textContent: text })));
   });
   return make("section", { className: "sources" }, make("h3", { textContent: "Where it looked" }), make("ol", {}, ...items));
@@ -308,7 +312,8 @@ function route() {
     $("#talk h1").textContent = name;
     $("#turns").replaceChildren(...(name ? [talks.get(name).turns] : []));
   }
-  $("#tokens").textContent = documents.has(name) ? `${number(documents.get(name))} tokens` : "";
+  $("#tokens").textContent = documents.has(name) ? `${number(documents.get(name).tokens)} tokens` : "";
+  $("#lacks").replaceChildren(...(documents.get(name)?.warnings ?? []).map((line) => make("p", { textContent: line })));
   document.title = name ? `${name} – Ask a book` : "Ask a book";
   [$("#welcome").hidden, $("#talk").hidden, $("#source").hidden] = [Boolean(name), !name, !isPassage];
   document.body.dataset.view = isPassage ? "source" : name ? "talk" : "shelf";
@@ -320,6 +325,11 @@ function route() {
 }
 
 async function start() {
+  const [, given] = location.hash.match(/^#key=([\w.~-]+)$/) ?? []; // of the address that the server has printed
+  if (given) {
+    key.set(given);
+    history.replaceState(null, "", location.pathname);
+  }
   showKey();
   if (!key.get()) return askKey();
   try {
@@ -335,5 +345,5 @@ async function start() {
   }
 }
 
-addEventListener("hashchange", route);
+addEventListener("hashchange", () => (location.hash.startsWith("#key=") ? start() : route()));
 start();

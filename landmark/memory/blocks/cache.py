@@ -1,8 +1,8 @@
 """The memory of a pretrained model that reads without training: all keys and values, of which a query reads few.
 
-Texts have no landmarks; a block is found by a summary of it (attention.py says how, scorer.py which). Keys are kept as the
-model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far blocks
-are then turned towards the query when they are read.
+Texts have no landmarks; a block is found by a summary of it (attention.py says how, scorer.py which). Keys are kept as
+the model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far
+blocks are then turned towards the query when they are read.
 """
 
 import copy
@@ -613,7 +613,7 @@ class BlockCache:
 
 
 class _Layer:
-    """Keys and values of one layer, (C, capacity, d) for C = B·H_kv, and the summaries (C, blocks, …) of complete blocks."""
+    """Keys and values (C, capacity, d) of a layer, for C = B·H_kv, and summaries (C, blocks, …) of complete blocks."""
 
     def __init__(self, batch: int, like: Tensor, config: AttentionConfig, tier: str, folder: Path | str | None):
         self.batch, self._like, self._tier, self._folder = batch, like[:0], tier, folder

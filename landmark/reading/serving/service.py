@@ -27,6 +27,7 @@ from landmark.reading.serving.requests import Asked
 from landmark.reading.serving.responses import Response
 from landmark.reading.session import Began, Passages, Session
 from landmark.reading.sources import check_sources
+from landmark.reading.support import Support
 from landmark.utils.errors import UserError
 
 LOG = logging.getLogger(__name__)
@@ -106,6 +107,8 @@ class Service:
                     counts.extend(event)
                 elif isinstance(event, Passages) and found is not None:
                     found.extend(each._asdict() for each in event.found)
+                elif isinstance(event, Support):
+                    response.support = event._asdict()
                 elif isinstance(event, Read):
                     progress(*event)
 
@@ -113,7 +116,8 @@ class Service:
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(asked.named) > 1 else {}
         head |= self.warnings(client, *asked.named)
-        return Response(deltas(), answer, counts, head, prompt.is_chat, found)
+        response = Response(deltas(), answer, counts, head, prompt.is_chat, found)
+        return response
 
     def _session(self, client: str, names: list[str], apart: bool) -> Session:
         """A session that has read these documents of a client. Raises as `Memories.ids`."""

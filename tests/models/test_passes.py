@@ -1,5 +1,5 @@
-"""Every way to read a text takes the passes that its memory's pieces say, and no token more: a renamed argument that was
-swallowed once cost passes and changed numbers, which no other test had seen.
+"""Every way to read a text takes the passes that its memory says, and no token more. A renamed argument that was
+swallowed had cost passes and changed numbers, which no other test saw.
 """
 
 import pytest

@@ -45,7 +45,8 @@ def bash_commands(page: Path) -> list[list[str]]:
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     found = [shlex.split(line, comments=True) for line in lines]
     starts = {"python": [], "landmark": ["run.py"]}
-    return [[*starts[words[0]], *words[1:]] for words in found if words and words[0] in starts]
+    served = ["python", "-m", "landmark.reading.serving"]  # until Ctrl-C; tests/reading/serving has it
+    return [[*starts[words[0]], *words[1:]] for words in found if words and words[0] in starts and words[:3] != served]
 
 
 def write_files(page: Path, folder: Path) -> None:

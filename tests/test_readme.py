@@ -72,6 +72,7 @@ def test_links_lead_somewhere_and_make_targets_exist():
 
 ANSWERED = "assert answer.shape[1] == ids.shape[1] + 20 > 1000"
 EXAMPLES = {  # a page's examples in their order: what holds after each
+    "README.md": ["assert session.ids == again.ids and len(session.ids) >= 1000 and session.stats['blocks_kept'] > 30"],
     "docs/python.md": [
         "assert out.shape == (2, 8, 512, 64) and logits.shape == (1, tokens.shape[1] % 250, 320)\n"
         "assert memory.stats['chunks'] == 7 and [type(text) for text in texts] == [str, str]\n"

@@ -126,7 +126,9 @@ class Session:
         """
         from landmark.models.huggingface import load
 
-        return cls(Answering(*load(model, bits, memory=memory)))
+        answering = Answering(*load(model, bits, dtype="auto"))
+        answering.prefixes.settings = dict(memory or {})
+        return cls(answering)
 
     @property
     def chats(self) -> Chats:
@@ -185,7 +187,9 @@ class Session:
         if self._cache is None:
             raise UserError("there is nothing to save: nothing was read")
         chat = {"before": len(self.ids), "messages": self.messages, "began": self.began.isoformat()}
-        others = {CHAT: json.dumps(chat).encode()} if self.messages else {}
+        others = (
+            {CHAT: json.dumps(chat).encode()} if self.messages or self._cache.get_seq_length() > len(self.ids) else {}
+        )
         self._cache.save(folder, others | beside_memory(self._read, next(iter(self._loaded), None)))
 
     @property

@@ -183,17 +183,6 @@ class Answering:
             logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
-    def nats_of(self, ids: Sequence[int], tokens: Sequence[int], gone: threading.Event | None = None) -> list[float]:
-        """The log of the probability of each token behind a short text, of which nothing was read. Raises Gone."""
-        cache = self.new_memory()
-        if ids[:-1]:
-            finished(self.read(torch.tensor([list(ids[:-1])]), cache, gone))
-        with self._turn(gone):
-            rest = torch.tensor([[ids[-1], *tokens[:-1]]], device=self.model.device)
-            logits = self.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=len(tokens)).logits[0]
-            wanted = torch.tensor(tokens, device=logits.device)[:, None]
-            return logits.float().log_softmax(-1).gather(1, wanted)[:, 0].tolist()
-
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
         return tokens * numbers_per_token(self.model) * self.model.dtype.itemsize

@@ -249,8 +249,7 @@ class Session:
             yield from self.answering.answer(ids, cache, answer, sampling or Sampling(), tokens, gone)
             if passages and not from_passages:
                 yield Passages(self._find(prompt, own, passages, False, gone).sources)
-        alone = prompt.ids(self.answering, begins=True) if found.text else []
-        if measured := support(self.answering, found, alone, answer, gone):
+        if measured := support(found, answer):
             yield measured
         return answer
 

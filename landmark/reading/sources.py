@@ -49,17 +49,20 @@ class Source(NamedTuple):
 
 class Found(NamedTuple):
     """What was found for a question. sources: the best passages first, heads last. text: of all of them in the order of
-    the documents, for an answer from them alone; empty: the whole text is to be read. words: BM25 of the best block.
+    the documents, for an answer from them alone; empty: the whole text is to be read. question: what was asked.
+    words: BM25 of the block that is the best for it.
     """
 
     sources: list[Source]
     text: str = ""
+    question: str = ""
     words: float = 0.0
 
 
 class Scores(NamedTuple):
     """Of each block. bounds: characters of `text` where the blocks begin and, last, where the last of them ends. asked,
-    null: (layers, H, blocks), the shares of attention of the question and of NULL. words: (blocks,), of BM25.
+    null: (layers, H, blocks), the shares of attention of the question and of NULL. words: (blocks,), of BM25 for the
+    question.
     """
 
     text: str
@@ -68,6 +71,7 @@ class Scores(NamedTuple):
     asked: np.ndarray
     null: np.ndarray
     words: np.ndarray
+    question: str
 
 
 def check_sources(model: Any) -> None:
@@ -129,7 +133,7 @@ def find(
             numbered.append((number, head))
     ordered = sorted(numbered, key=lambda each: (each[0], each[1].start))
     whole = "".join(f"{each.text}\n\n" for _, each in ordered)
-    return Found([each for _, each in numbered], whole, float(scores.words.max()))
+    return Found([each for _, each in numbered], whole, scores.question, float(scores.words.max()))
 
 
 def _head(text: str, ends: Sequence[int], begin: int, document: Document, passages: Sequence[int]) -> Source:
@@ -177,7 +181,7 @@ def scores_of(
     text, files, place = as_files(decoded, documents)
     bounds = [place(at) for at in bounds]
     by_words = words([text[start:end] for start, end in pairwise(bounds)], question)
-    return Scores(text, bounds, files, shares[0], shares[1], by_words)
+    return Scores(text, bounds, files, shares[0], shares[1], by_words, question)
 
 
 def differing(ids: Sequence[int], other: Sequence[int]) -> range:

@@ -17,9 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from landmark.reading.answering import Gone
 from landmark.reading.serving import page, responses
-from landmark.reading.serving.page import fields
 from landmark.reading.serving.memories import Failed, Full, Missing, ServerSettings
 from landmark.reading.serving.openai_responses import Asking, Responded
+from landmark.reading.serving.page import fields
 from landmark.reading.serving.requests import Asked, Chat, Completion
 from landmark.reading.serving.service import SILENCE, Progress, Service
 from landmark.utils.errors import UserError

@@ -25,7 +25,7 @@ from landmark.reading.answering import Progress as Read
 from landmark.reading.serving.memories import Memories, Missing, ServerSettings
 from landmark.reading.serving.requests import Asked
 from landmark.reading.serving.responses import Response
-from landmark.reading.session import Began, Passages, Session
+from landmark.reading.session import Began, Passages, Prompt, Session
 from landmark.reading.sources import check_sources
 from landmark.utils.errors import UserError
 

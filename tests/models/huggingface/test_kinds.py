@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from landmark.attention import Scoring
+from landmark.documents import Document
 from landmark.models.huggingface import PrefixCache, families, load, wrap
 from landmark.models.huggingface.tiny import doubled, tiny_model
 from landmark.models.huggingface.trial import check_reading
 from landmark.models.huggingface.wrapping import try_model
-from landmark.documents import Document
 from landmark.reading.answering import Answering
 from landmark.reading.session import Session
 from landmark.utils.errors import UserError

@@ -43,9 +43,12 @@ def test_each_field_of_the_pages_table_is_used_refused_or_ignored_with_a_warning
 
     def answer(found):
         assert found.status_code == 200, found.text
-        return [*found.json().get("choices", ()), *(each["content"][0]["text"] for each in found.json().get("output", ()))]
+        return [
+            *found.json().get("choices", ()),
+            *(each["content"][0]["text"] for each in found.json().get("output", ())),
+        ]
 
-    page = dict.fromkeys(("used", "refused", "ignored"), set[str]())
+    page = {kind: set[str]() for kind in ("used", "refused", "ignored")}
     for line in Path("docs/python.md").read_text().split("### Fields of a request")[1].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if (kind_of_field := cells[0].partition(",")[0]) in page:
@@ -151,7 +154,14 @@ def talk(**given):
         (*talk(tools=[{"type": "function"}]), f"tools: {CANNOT}"),
         *(
             (*talk(messages=[{"role": "user", **each}]), "messages.0: content: the message has no text")
-            for each in ({}, {"content": ""}, {"content": []}, {"contents": "Who?"}, {"content": None}, {"content": " "})
+            for each in (
+                {},
+                {"content": ""},
+                {"content": []},
+                {"contents": "Who?"},
+                {"content": None},
+                {"content": " "},
+            )
         ),
         (*talk(messages=[{"role": "assistant"}]), "messages.0: content: the message has no text"),
         (*talk(messages=[{"role": "narrator", "content": "Hello"}]), "messages.0.role"),

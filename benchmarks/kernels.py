@@ -7,7 +7,7 @@ roundings. A check is a function that yields a line for each case; `Scale` has t
 import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -167,15 +167,21 @@ def tiles(dtype: torch.dtype, dim: int, width: int, scale: Scale) -> Iterator[Li
     """Every choice of the tuner for each kernel, forced."""
     leaves, grad = leaves_of(scale, (2, scale.heads, scale.length, dim), 1, dtype)
     compute = attention(leaves, grad, Window(width - 1, torch.arange(2) * (width - 1) % width))
-    choices, gpu = tuning.choices, tuning.gpu_of(torch.device(scale.device))
+    gpu = tuning.gpu_of(torch.device(scale.device))
     for kernel in tuning.KERNELS:
-        for chosen in choices(kernel, width - 1, dim, dtype.itemsize, gpu, False):
-            forced = {kernel: (chosen,)}
-            with (
-                mock.patch.object(tuning, "choices", lambda name, *of: forced.get(name) or choices(name, *of)),  # noqa: B023
-                deterministic() if kernel in tuning.PAIR else nullcontext(),
-            ):
+        for chosen in tuning.choices(kernel, width - 1, dim, dtype.itemsize, gpu, False):
+            with forced(kernel, chosen), deterministic() if kernel in tuning.PAIR else nullcontext():
                 yield compared(f"{kernel} {chosen}", compute, dtype)
+
+
+def forced(kernel: str, chosen: tuning.Tiles) -> AbstractContextManager:
+    """A context in which a kernel has these tiles alone."""
+    choices = tuning.choices
+
+    def one(name: str, block_size: int, dim: int, size: int, gpu: tuning.Gpu, cmt: bool) -> tuple[tuning.Tiles, ...]:
+        return (chosen,) if name == kernel else choices(name, block_size, dim, size, gpu, cmt)
+
+    return mock.patch.object(tuning, "choices", one)
 
 
 @contextmanager

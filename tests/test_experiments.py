@@ -89,7 +89,7 @@ def of_transformers(experiment, output):
     given = _free([*given, *amount, "eval.prompts=1"], to_config(compose_few([*given, *amount])))
     if experiment == "pretrained_taught" and not (output / "landmarks.safetensors").exists():
         taught = [*given, "task=teach", "row=gates_512", "teach.steps=2", "teach.length=128"]
-        app.run(to_config(compose_conf(taught)), taught)
+        app.run(to_config(compose_few(taught)), taught, compose_few)
     return given
 
 

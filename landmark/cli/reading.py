@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from landmark.experiment.evaluation.generation import GenerationStatistics
     from landmark.reading.session import Session
     from landmark.reading.sources import Source
+    from landmark.reading.support import Support
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
 HELP = """\
@@ -46,7 +47,7 @@ def generate(command: Command) -> None:
     from landmark.experiment.evaluation.generation import GenerationStatistics, generate_text
 
     model, tokenizer = load_trained(config, folder, inputs)
-    statistics, found = GenerationStatistics(), list["Source"]()
+    statistics, found = GenerationStatistics(), list["Source | Support"]()
     with progress_bar("reading") as progress:
         if hasattr(model, "bare"):
             pieces = _answered(opened(model, tokenizer, config), config, statistics, found, progress)
@@ -91,14 +92,17 @@ def _answered(
     session: "Session",
     config: Config,
     statistics: "GenerationStatistics",
-    found: "list[Source]",
+    found: "list[Source | Support]",
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[str, str]]:
-    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text. found: gets the passages."""
+    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text. found: gets the passages, and how
+    far the answer is in them.
+    """
     from landmark.experiment.evaluation.generation import sampling_of
     from landmark.reading.answer import Delta
     from landmark.reading.answering import Progress, finished
     from landmark.reading.session import Passages, Prompt
+    from landmark.reading.support import Support
 
     given, document, before = config.generate, config.prompt_file, len(session.ids)
     is_asked, template = config.prompt is not None, given.template if session.chats.template else None
@@ -120,6 +124,8 @@ def _answered(
                 progress(*event)
             elif isinstance(event, Passages):
                 found += event.found
+            elif isinstance(event, Support):
+                found.append(event)
             elif isinstance(event, Delta):
                 statistics.count(len(answer.tokens))
                 yield event.reasoning, event.text
@@ -222,9 +228,14 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
-def _print_sources(found: "Sequence[Source]") -> None:
-    """On standard error, as the answer alone is on standard output."""
+def _print_sources(found: "Sequence[Source | Support]") -> None:
+    """On standard error, as the answer alone is on standard output: passages, and how far the answer is in them."""
+    from landmark.reading.support import Support
+
     for number, each in enumerate(found, 1):
+        if isinstance(each, Support):
+            print(f"is the answer there? {each.said} ({each.score:.2f})", file=sys.stderr)
+            continue
         if each.kind == "whole":
             print(f"no passage was found: the answer is made from the whole text {each.document}", file=sys.stderr)
             continue
@@ -324,8 +335,9 @@ class Conversation:
         from landmark.reading.answer import Delta
         from landmark.reading.answering import Gone
         from landmark.reading.session import Began, Passages, Prompt
+        from landmark.reading.support import Support
 
-        session, given, found = self.session, self._settings, None
+        session, given, found = self.session, self._settings, list["Source | Support"]()
         asked = [*session.messages, {"role": "user", "content": question}]
         prompt = Prompt(asked, settings=given.template)
         answer, begun = session.new_answer(prompt, self._stop), False
@@ -340,7 +352,9 @@ class Conversation:
                         if event.finish:
                             print()
                     elif isinstance(event, Passages):
-                        found = event.found
+                        found += event.found
+                    elif isinstance(event, Support):
+                        found.append(event)
                     elif isinstance(event, Began):
                         begun = True
             except Gone:
@@ -349,7 +363,7 @@ class Conversation:
                     return
                 print()
         session.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        if found is not None:
+        if session.ids and given.finds:
             _print_sources(found)
 
     def print_sources(self, most: int) -> None:

@@ -21,11 +21,12 @@ WINDOWS = 8  # of the validation split, on which the loss is said
 def teach(command: Command) -> None:
     """Learn landmarks from the text of a corpus. Stopped, and started again, it goes on."""
     config, inputs = command.only_config(), command.runner.inputs
+    if not config.model.as_is or config.model.landmarks is None:
+        raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
     file = Path(str(config.model.landmarks))
     if file.exists():
         raise UserError(f"model.landmarks={file}: exists already, delete it or name another file")
-    if not file.absolute().parent.is_dir():
-        raise UserError(f"model.landmarks={file}: there is no folder {file.absolute().parent}, make it before")
+    file.parent.mkdir(parents=True, exist_ok=True)
     corpus = cast("Corpus", inputs.corpus(config))
     from landmark.models.huggingface.teaching import Teaching, TeachSettings, window
 
@@ -33,9 +34,12 @@ def teach(command: Command) -> None:
     teaching = Teaching(cast(Any, model).bare, TeachSettings(**asdict(config.teach)), config.seed)
     state = file.with_name(f".{file.name}.teaching")
 
+    def encode(number: str) -> list[int]:
+        return tokenizer.encode(number).tolist()
+
     def text(split: str, step: int) -> list[int]:
         tokens, number = corpus.split(split).tokens, config.seed if split == "train" else 0
-        return window(tokens, step, teaching.settings, tokenizer.beginning, tokenizer.encode, number)
+        return window(tokens, step, teaching.settings, tokenizer.beginning, encode, number)
 
     with name_in_errors(file):
         if state.exists() and not teaching.load_state(state):

@@ -204,7 +204,7 @@ class ModelConfig:
     # Of its weights where it reads; null: float32, or of a .gguf file bfloat16.
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")
     bits: int | None = one_of(None, 4, 8)  # of the weights of its linear layers where it reads; null: as they are
-    # File of landmarks that were learned from that model (task=teach), which choose blocks; of task=teach the file made.
+    # File of landmarks that were learned from that model and find its blocks; the file that task=teach makes.
     landmarks: str | None = None
     lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = REQUIRED

@@ -107,7 +107,11 @@ class Chooser:
 
 
 def follow(
-    logits: Tensor, read: Callable[[Tensor], Tensor], choose: Sequence[Chooser], most: int, ends: Container[int] = ()
+    logits: Tensor,
+    read: Callable[[Tensor], Tensor],
+    choose: Sequence[Callable[[Tensor], int]],
+    most: int,
+    ends: Container[int] = (),
 ) -> Iterator[list[int | None]]:
     """Generate: each step gives the next token of every text, None for a text that has ended.
 

@@ -24,7 +24,8 @@ class Answer:
 
     decode: the text of ids. stop: texts that end it, and are no part of it. parts: its reasoning and what follows, of
     all that was said so far, and whether it has ended, as `Chats.parts`. before: ids of the prompt, where the answer's
-    first token goes on in the middle of a text. tokens: ids so far. finish: "stop" or "length"; None before the end.
+    first token goes on in the middle of a text. tokens: ids so far. nats: a list that gets the log of each token's
+    probability, if that is wanted. finish: "stop" or "length"; None before the end.
     """
 
     decode: Decode
@@ -34,6 +35,7 @@ class Answer:
     reasoning: str = ""
     text: str = ""
     tokens: list[int] = field(default_factory=list)
+    nats: list[float] | None = None
     finish: str | None = None
 
     def __post_init__(self) -> None:

@@ -150,7 +150,7 @@ class Answering:
         """Read the rest of a prompt, and give its answer piece by piece. cache: has read a beginning; it reads all but
         the answer's last token. answer: is filled. most: tokens, at least one. Raises Gone.
         """
-        for step in self.steps([ids], cache, sampling, most, gone):
+        for step in self.steps([ids], cache, sampling, most, gone, answer.nats):
             if isinstance(step, Progress):
                 yield step
                 continue
@@ -166,11 +166,15 @@ class Answering:
         sampling: Sampling,
         most: int,
         gone: threading.Event | None = None,
+        nats: list[float] | None = None,
     ) -> Iterator[Progress | list[int | None]]:
-        """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended."""
+        """As `answer`, of prompts of one length: in each step the next token of every one, None where it has ended.
+        nats: as of `Answer`.
+        """
         rest = torch.tensor([list(ids[cache.get_seq_length() :]) for ids in texts])
         logits = yield from self.read(rest, cache, gone)
-        choose = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
+        choosers = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
+        choose = choosers if nats is None else [partial(_weighed, each, nats) for each in choosers]
         yield from follow(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
 
     def _read_token(self, tokens: Tensor, cache: Any, gone: threading.Event | None) -> Tensor:
@@ -179,9 +183,27 @@ class Answering:
             logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
+    def nats_of(self, ids: Sequence[int], tokens: Sequence[int], gone: threading.Event | None = None) -> list[float]:
+        """The log of the probability of each token behind a short text, of which nothing was read. Raises Gone."""
+        cache = self.new_memory()
+        if ids[:-1]:
+            finished(self.read(torch.tensor([list(ids[:-1])]), cache, gone))
+        with self._turn(gone):
+            rest = torch.tensor([[ids[-1], *tokens[:-1]]], device=self.model.device)
+            logits = self.model(rest, past_key_values=cache, use_cache=True, logits_to_keep=len(tokens)).logits[0]
+            wanted = torch.tensor(tokens, device=logits.device)[:, None]
+            return logits.float().log_softmax(-1).gather(1, wanted)[:, 0].tolist()
+
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
         return tokens * numbers_per_token(self.model) * self.model.dtype.itemsize
+
+
+def _weighed(choose: Callable[[Tensor], int], nats: list[float], logits: Tensor) -> int:
+    """A token, and the log of its probability, before temperature and penalties."""
+    token = choose(logits)
+    nats.append(float(logits.float().log_softmax(-1)[token]))
+    return token
 
 
 def finished(reading: Generator[Progress, None, T], progress: Callable[[int, int], None] | None = None) -> T:

@@ -27,6 +27,7 @@ from landmark.reading.answer import Answer, Delta
 from landmark.reading.answering import Answering, Progress, finished
 from landmark.reading.chats import Chats, Messages
 from landmark.reading.sources import NULL, Found, Source, check_sources, find
+from landmark.reading.support import Support, support
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
@@ -90,7 +91,7 @@ class Passages(NamedTuple):
     found: list[Source]
 
 
-Event = Progress | Began | Delta | Passages
+Event = Progress | Began | Delta | Passages | Support
 
 
 @dataclass
@@ -209,7 +210,8 @@ class Session:
     ) -> Generator[Event, None, Answer]:
         """Answer a question about what was read; the next question begins there again.
 
-        1. With `from_passages` the passages are found first, and take the place of the texts.
+        1. With `from_passages` the passages are found first, and take the place of the texts. Behind the answer comes
+           how far it is in them.
         2. The memory that has read the longest beginning reads the rest, and the answer is generated.
         3. Otherwise `passages` are found by the memory that has answered.
 
@@ -228,20 +230,23 @@ class Session:
         own = self._ids(prompt, begins=not self.ids)
         ids = [*self.ids, *own]
         answer = self.new_answer(prompt, stop) if answer is None else answer
-        in_text = True
+        in_text, found = True, Found([])
         if from_passages and self.ids:
             with self._using(ids) as self._cache:
                 yield from self._rest(self.ids, gone)
                 found = self._find(prompt, own, passages, True, gone)
             yield Passages(found.sources)
             if found.text:
-                ids, in_text = [*self.chats.text_ids(found.text), *own], False
+                ids, in_text, answer.nats = [*self.chats.text_ids(found.text), *own], False, []
         with self._using(ids, in_text) as cache:
             self._cache = cache if in_text else self._cache
             yield Began(len(ids), cache.get_seq_length())
             yield from self.answering.answer(ids, cache, answer, sampling or Sampling(), tokens, gone)
             if passages and not from_passages:
                 yield Passages(self._find(prompt, own, passages, False, gone).sources)
+        alone = prompt.ids(self.answering, begins=True) if found.text else []
+        if measured := support(self.answering, found, alone, answer, gone):
+            yield measured
         return answer
 
     def new_answer(self, prompt: Prompt, stop: Sequence[str] = ()) -> Answer:

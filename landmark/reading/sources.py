@@ -49,11 +49,12 @@ class Source(NamedTuple):
 
 class Found(NamedTuple):
     """What was found for a question. sources: the best passages first, heads last. text: of all of them in the order of
-    the documents, for an answer from them alone; empty: the whole text is to be read.
+    the documents, for an answer from them alone; empty: the whole text is to be read. words: BM25 of the best block.
     """
 
     sources: list[Source]
     text: str = ""
+    words: float = 0.0
 
 
 class Scores(NamedTuple):
@@ -127,7 +128,8 @@ def find(
         if (head := _head(text, ends, *files[number], own)).text:
             numbered.append((number, head))
     ordered = sorted(numbered, key=lambda each: (each[0], each[1].start))
-    return Found([each for _, each in numbered], "".join(f"{each.text}\n\n" for _, each in ordered))
+    whole = "".join(f"{each.text}\n\n" for _, each in ordered)
+    return Found([each for _, each in numbered], whole, float(scores.words.max()))
 
 
 def _head(text: str, ends: Sequence[int], begin: int, document: Document, passages: Sequence[int]) -> Source:

@@ -26,7 +26,7 @@ _clock = threading.local()  # now: what a template of this thread takes for the 
 
 
 def _strftime_now(format: str) -> str:
-    return (_clock.now or datetime.now()).strftime(format)
+    return (getattr(_clock, "now", None) or datetime.now()).strftime(format)
 
 
 class Template:

@@ -244,8 +244,6 @@ def check(config: Config) -> None:
 def check_task(config: Config) -> None:
     """Raise UserError where the task has no use for a prompt, a memory to load or save, or a file to write."""
     _check_needed(config, _OF_TASKS)
-    if config.task == "teach" and not (config.model.as_is and config.model.landmarks):
-        raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
     if config.task in ("generate", "inspect") and config.prompt is None and config.prompt_file is None:
         raise UserError(f"task={config.task}: set prompt='…' or prompt_file=FILE (- for standard input)")
 
@@ -334,6 +332,8 @@ def _check_evaluation(config: Config) -> None:
     settings, length, span = config.eval, config.eval.length, config.eval.span
     if _reads_spans(config) and settings.tokens is not None and length > span:
         raise UserError(f"eval.length={length} is longer than eval.span={span}: raise eval.span to at least {length}")
+    if config.model.kind == "transformer" and config.memory.window == 0:
+        raise UserError("memory.window=0: must be at least 1, for a query reads its own key")
     if settings.probe is not None and (length < 4 or length % 2):
         raise UserError(
             f"eval.length={length}: must be a multiple of 2, at least 4: eval.task=copy reads its half twice"

@@ -124,7 +124,7 @@ class RetrievalConfig(memory_fields("retrieval")):
 class MemoryConfig(memory_fields("memory")):
     """What is kept between the chunks of a long input."""
 
-    window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
+    window: int | None = setting(None, least=0)  # transformer: last keys kept; model=pretrained: as of a memory
     sinks: int = setting(4, least=0)  # transformer with a window: first keys kept
     # task=generate, chat: folder of a saved memory to go on from; [a,b]: of texts that were read alone, asked together
     load: Any = None

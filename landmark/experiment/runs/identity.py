@@ -98,6 +98,9 @@ def _memory_identity(config: Config) -> dict[str, Any]:
             if not Path(file).is_file():
                 raise UserError(f"model.landmarks={file}: there is no such file, task=teach makes it")
             saved |= {"scorer": LANDMARKS, "landmarks": sha256_file(Path(file))}
+        scorer = saved["scorer"] if isinstance(saved["scorer"], str) else str(saved["scorer"].get("name"))
+        if "." in scorer:
+            saved["module"] = module_sha256(scorer, "retrieval.scorer")
         return {"k": memory.k, "blocks": None} | saved
     for item in fields(memory):
         value, said = getattr(memory, item.name), item.metadata

@@ -61,7 +61,7 @@ class AttentionConfig:
     scale: float = 1.0
     softcap: float | None = None
     tiles_by: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-    scorer: BlockScorer = MeanKey()
+    scorer: BlockScorer = MeanKey()  # noqa: RUF009 (it is frozen)
     gates: bool = False
 
     @property
@@ -320,8 +320,9 @@ def highest(shares: Tensor, seen: Tensor | None, count: int) -> Tensor:
 
 
 def _distances(chosen: Tensor, far: tuple[int, ...], config: AttentionConfig) -> Tensor:
-    """By how many positions blocks (C, n, k), in order, are moved to fill the k + 1 places before the window. Those that
-    are no far blocks come last and do not count.
+    """By how many positions blocks (C, n, k), in order, are moved to fill the k + 1 places before the window.
+
+    Those that are no far blocks come last and do not count.
 
     The last k blocks have the places nearest to the window, older ones the furthest; so one may be empty (Section
     3.2.1).

@@ -1,8 +1,8 @@
 """The memory of a pretrained model that reads without training: all keys and values, of which a query reads few.
 
-Texts have no landmarks; a block is found by a summary of it (attention.py says how, scorer.py which). Keys are kept as the
-model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far blocks
-are then turned towards the query when they are read.
+Texts have no landmarks; a block is found by a summary of it (attention.py says how, scorer.py which). Keys are kept as
+the model rotates them, so nothing is rotated anew when a text grows beyond the positions that the model knows: far
+blocks are then turned towards the query when they are read.
 """
 
 import copy
@@ -562,7 +562,10 @@ class BlockCache:
         """How a text with these layers is read, by the names of settings; of dense the number that null stands for."""
         device = next((layer.device for layer in layers.values()), torch.device("cpu"))
         read = {SIZE: self.block_size, K: self.k, "retrieval.first": self.first, "memory.window": self.window}
-        return read | {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+        read |= {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
+        scorer = self.scorer.saved()
+        scorer = scorer if isinstance(scorer, str) else str(scorer["name"])
+        return read | {"retrieval.scorer": scorer, "retrieval.gates": self._config.gates}
 
     def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
         """Raise UserError where a saved text was read in another way than it would be here."""
@@ -610,7 +613,7 @@ class BlockCache:
 
 
 class _Layer:
-    """Keys and values of one layer, (C, capacity, d) for C = B·H_kv, and the summaries (C, blocks, …) of complete blocks."""
+    """Keys and values (C, capacity, d) of a layer, for C = B·H_kv, and summaries (C, blocks, …) of complete blocks."""
 
     def __init__(self, batch: int, like: Tensor, config: AttentionConfig, tier: str, folder: Path | str | None):
         self.batch, self._like, self._tier, self._folder = batch, like[:0], tier, folder

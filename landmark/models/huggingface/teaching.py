@@ -14,7 +14,7 @@ Half of the windows repeat spans of their own, so that queries look back at what
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -75,8 +75,8 @@ class Attended:
 
 
 class Asked(NamedTuple):
-    """What queries of a layer attend to. queries: (H, t, d), scaled, at places (t,) of the text. keys, values: (H_kv, T,
-    d). scoring, sinks: of the layer.
+    """What queries (H, t, d) of a layer attend to, scaled, at places (t,) of the text. keys, values: (H_kv, T, d).
+    scoring, sinks: of the layer.
     """
 
     queries: Tensor
@@ -101,8 +101,8 @@ def loss_of(landmarks: LayerLandmarks, asked: Asked, size: int) -> Tensor:
     if asked.sinks is not None:
         local = torch.logaddexp(local, asked.sinks.scores.to(local).view(heads, -1, 1))
     true = scores[..., : count * size].unflatten(-1, (count, size)).logsumexp(-1)
-    blocks = (x[:, : count * size].unflatten(1, (count, size)) for x in (keys, asked.values))
-    gates = landmarks.score(rows, landmarks.summarise(*blocks, 0), asked.scoring.softcap)
+    blocks, values = (x[:, : count * size].unflatten(1, (count, size)) for x in (keys, asked.values))
+    gates = landmarks.score(rows, landmarks.summarise(blocks, values, 0), asked.scoring.softcap)
     true, gates = (x.masked_fill(~is_far, -torch.inf) for x in (true, gates))
     total, gated = (torch.logaddexp(local, x.logsumexp(-1)) for x in (true, gates))
     shares = (true - total[..., None]).exp()
@@ -192,7 +192,8 @@ class Teaching:
 
     def save_state(self, file: Path) -> None:
         """Write all from which a teaching goes on, whole or not at all."""
-        assert self.landmarks is not None and self._optimizer is not None
+        assert self.landmarks is not None
+        assert self._optimizer is not None
         tensors = {f"weight.{name}": x.detach() for name, x in self.landmarks.tensors().items()}
         for name, x in self.landmarks.tensors().items():
             tensors |= {f"{kind}.{name}": self._optimizer.state[x][kind] for kind in _MOMENTS}
@@ -240,7 +241,7 @@ def window(
     step: int,
     settings: TeachSettings,
     beginning: Sequence[int],
-    encode: Callable[[str], Sequence[int]],
+    encode: Callable[[str], Iterable[int]],
     seed: int = 0,
 ) -> list[int]:
     """The ids of a step's window: text as it is, or with repeated spans and numbers. A pure function of seed and step.
@@ -261,5 +262,5 @@ def window(
         span = source[at : at + count]
         if draw.random() < NUMBER:
             span = encode(f" {draw.integers(10 ** int(draw.choice([3, 5, 7])))}")
-        found = [*found, *map(int, span)]
+        found = [*found, *span]
     return found[:length]

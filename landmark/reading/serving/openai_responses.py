@@ -187,5 +187,5 @@ class Responded:
                 "output_tokens_details": {"reasoning_tokens": self._reasoning},
                 "total_tokens": usage["total_tokens"],
             },
-            **({} if self._response.sources is None else {"sources": self._response.sources}),
+            **self._response.beside(),
         }

@@ -19,8 +19,8 @@ LOG = logging.getLogger(__name__)
 @dataclass
 class Response:
     """The response to a request, whole or as server-sent events. answer, counts, sources: are filled while `deltas` are
-    read, counts with the tokens of the prompt, all and known; sources is None where none are wanted. head: what it has
-    besides.
+    read, counts with the tokens of the prompt, all and known; sources is None where none are wanted. support: of an
+    answer made from them alone, as of `landmark.reading.support`. head: what it has besides.
     """
 
     deltas: Generator[Delta]
@@ -29,6 +29,7 @@ class Response:
     head: dict[str, Any]
     is_chat: bool
     sources: list[dict[str, Any]] | None = None
+    support: dict[str, Any] | None = None
 
     def whole(self) -> dict[str, Any]:
         """The answer."""
@@ -37,7 +38,7 @@ class Response:
         whole = self.answer
         message = {**_message(whole.text, whole.reasoning), "refusal": None}
         choice = _choice(self.answer.finish) | ({"message": message} if self.is_chat else {"text": whole.text})
-        choice |= {} if self.sources is None else {"sources": self.sources}
+        choice |= self.beside()
         name = "chat.completion" if self.is_chat else "text_completion"
         return {**self.head, "object": name, "choices": [choice], "usage": self.usage()}
 
@@ -60,10 +61,15 @@ class Response:
                 yield _data({**head, "choices": [], "usage": self.usage()})
             if self.sources is not None:
                 said = {"delta": {}} if self.is_chat else {"text": ""}
-                yield _data({**head, "choices": [_choice(None) | said | {"sources": self.sources}]})
+                yield _data({**head, "choices": [_choice(None) | said | self.beside()]})
         except Exception as raised:
             yield _failed(raised)
         yield "data: [DONE]\n\n"
+
+    def beside(self) -> dict[str, Any]:
+        """The passages and the support of an answer."""
+        found = {"sources": self.sources, "support": self.support}
+        return {name: each for name, each in found.items() if each is not None}
 
     def usage(self) -> dict[str, Any]:
         """The numbers of tokens; `cached_tokens` of the prompt were read before."""

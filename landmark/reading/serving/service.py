@@ -27,6 +27,7 @@ from landmark.reading.serving.requests import Asked
 from landmark.reading.serving.responses import Response
 from landmark.reading.session import Began, Passages, Prompt, Session
 from landmark.reading.sources import check_sources
+from landmark.reading.support import Support
 from landmark.utils.errors import UserError
 
 LOG = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ class Service:
                     counts.extend(event)
                 elif isinstance(event, Passages) and found is not None:
                     found.extend(each._asdict() for each in event.found)
+                elif isinstance(event, Support):
+                    response.support = event._asdict()
                 elif isinstance(event, Read):
                     progress(*event)
 
@@ -115,7 +118,8 @@ class Service:
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(asked.named) > 1 else {}
         head |= _warnings([*warnings, *self._lacks(client, *asked.named)])
-        return Response(deltas(), answer, counts, head, prompt.is_chat, found)
+        response = Response(deltas(), answer, counts, head, prompt.is_chat, found)
+        return response
 
     def _unseen(self, prompt: Prompt) -> list[str]:
         """Warnings of fields of messages that the model does not see. Raises UserError for a text that it does not."""

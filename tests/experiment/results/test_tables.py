@@ -1,6 +1,7 @@
 """Tables in text, Markdown and CSV, and what they say of their rows."""
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +134,18 @@ def test_copies_are_columns_of_rows_that_have_them_and_several_seeds_a_mean_and_
     seeds[0]["id"], seeds[1]["results"]["segments"] = "other", [[0, 10, 4.0], [20, 10, 6.0]]
     (found,) = build("t", {"a": seeds[1:]}).rows
     assert found.second_copy_spread is None
+
+
+def test_seeds_that_share_a_record_are_one_measurement(configure, make_record):
+    """Nothing that was drawn differs between them: an error of 0 over three would be none."""
+    fixed = make_record(configure("model=landmark", "eval.length=1024"), "fixed", 5.0)
+    trained = [make_record(configure("model=landmark", f"seed={seed}"), "trained", 5.0 + seed) for seed in range(3)]
+    one, three = build("t", {"fixed": [fixed] * 3, "trained": trained}).rows
+    assert (one.seeds, three.seeds) == (1, 3)
+    assert one.spread == one.text_spread
+    assert three.spread == pytest.approx(1 / 3**0.5)
+    differences = [math.log(5.0 + seed) - math.log(5.0) for seed in range(3)]
+    assert three.difference == pytest.approx(sum(differences) / 3, abs=1e-2)
 
 
 def test_a_trial_is_marked_and_compared_with_nothing():

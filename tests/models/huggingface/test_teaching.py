@@ -112,5 +112,5 @@ def test_windows_repeat_spans_and_numbers():
     runs = [tuple(found[at : at + 4]) for at in range(596)]
     assert len(set(runs)) < 500
     assert found == window(TEXT, 3, settings, [7], lambda text: [300 + int(x) for x in text[1:]])
-    text = window(TEXT, 3, TeachSettings(length=600, repeats=0.0), [7], list)
+    text = window(TEXT, 3, TeachSettings(length=600, repeats=0.0), [7], lambda text: [len(text)])
     assert text[1:] in [TEXT[at : at + 599].tolist() for at in range(len(TEXT))]

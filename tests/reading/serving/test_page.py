@@ -6,6 +6,7 @@ import pytest
 from landmark.reading.serving import app
 from landmark.reading.serving.page import FILES
 from tests import forked
+from tests.documents.files import pdf
 from tests.models.huggingface.conftest import FREE, wrapped_model
 from tests.reading.serving.conftest import KEYS, Server
 
@@ -117,6 +118,41 @@ def test_a_book_is_put_in_read_asked_and_looked_up_by_keys_alone(opened, running
     look()
     assert opened.js("return self.ran ?? document.querySelectorAll('#passage *:not(mark), main img').length") == 0
     assert all(more <= 0 for more in at), "the page is wider than its window"
+
+
+def test_documents_are_asked_together_and_what_is_missing_and_how_sure_it_is_are_said(browser, running):
+    """The address that the server prints has the key. A passage of another document is shown in its place."""
+    http = running.http()
+    http.put("/documents/lease.pdf", content=pdf("The landlord is Osgood. " * 4, "▣"))
+    http.put("/documents/letter.txt", content=b"Herons wait. The rent is late. " * 6)
+    browser.open(f"{running.url.removesuffix('v1')}#key={KEYS[0]}")
+    wait_for(lambda: len(browser.texts("#documents a")) == 2)
+    assert KEYS[0] not in browser.js("return location.href")
+    assert "not all of its text" in browser.texts("#documents a")[0]
+    browser.click("#documents a")
+    lacks = "lease.pdf: page 2 has no text, but pictures: ocrmypdf adds the text of scans"
+    assert shown(browser, "#lacks") == lacks
+    for selector in ("#others summary", "#others input", "#alone input"):
+        browser.click(selector)
+    browser.js("URL.createObjectURL = (blob) => (blob.text().then((text) => (self.kept = text)), 'blob:kept')")
+    browser.type("#question", "What is late?\n")
+    wait_for(lambda: shown(browser, "article .lacks") == f"Not in the text: {lacks}")
+    asked = {"documents": ["lease.pdf", "letter.txt"], "documents_read": "apart", "sources": 3, "from_sources": True}
+    asked |= {"messages": [{"role": "user", "content": "What is late?"}]}
+    choice = http.post("/chat/completions", json=asked).json()["choices"][0]
+    assert choice["support"]["said"] in shown(browser, ".support")
+    places = [each["place"] + " of letter.txt" * (each["document"] == "letter.txt") for each in choice["sources"]]
+    assert browser.texts(".sources b") == places
+    number = next(n for n, each in enumerate(choice["sources"]) if each["document"] == "letter.txt")
+    browser.js("document.querySelectorAll('.sources a')[arguments[0]].click()", number)
+    wait_for(lambda: shown(browser, "mark") == choice["sources"][number]["text"])
+    assert shown(browser, "#talk h1") == "lease.pdf"
+    kept = browser.js("return self.kept")
+    assert kept.startswith(f"# What is late?\n\n{browser.texts('.answer')[0]}\n\nIs it in the text? ")
+    assert all(f", {each['place']}\n\n> {each['text'][:12]}" in kept for each in choice["sources"])
+    browser.click("#anew")
+    assert not browser.texts("article")
+    assert not is_seen(browser, "#anew")
 
 
 def test_answers_and_readings_are_stopped_and_documents_deleted(opened, running, tmp_path):

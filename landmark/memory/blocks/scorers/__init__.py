@@ -1,1 +1,1 @@
-"""What can stand for a block: one file for each `retrieval.scorer`, with one class `Scorer` (`landmark.memory.blocks.scorer`)."""
+"""What can stand for a block: a file for each `retrieval.scorer`, with one class `Scorer` (../scorer.py)."""

@@ -1,8 +1,8 @@
 """Landmarks learned from a frozen model: M vectors stand for a block, and say how much attention it gets.
 
-With log-sum-exps as gates the paper's grouped softmax is the plain one (landmark.memory.blocks.attention), so a landmark
-has one task: to say the log-sum-exp of the scores of its block's keys. It is learned from the model's own attention
-(landmark.models.huggingface.teaching). The text has no landmarks, and the model's weights stay.
+With log-sum-exps as gates the paper's grouped softmax is the plain one (`landmark.memory.blocks.attention`). So a
+landmark has one task: to say the log-sum-exp of the scores of its block's keys. It is learned from the model's own
+attention (`landmark.models.huggingface.teaching`). The text has no landmarks, and the model's weights stay.
 
 In each layer, for each head of keys, with learned numbers:
 
@@ -68,9 +68,9 @@ class Scorer(BlockScorer):
 class LayerLandmarks(BlockScorer):
     """Landmarks of one layer with H_kv heads of keys, of d numbers; each has G query heads.
 
-    weights: pool (H_kv, M, 2d), place (H_kv, M, ℓ), map (H_kv, 2d, d), bias (H_kv, 2d), scale and level (H_kv, G). sizes:
-    (2,), of keys and of values, by which features are divided. frequencies: (r/2,), radians per position of each pair
-    that the model rotates. Summaries are (C, n, M, d + 1): a vector and its bias.
+    weights: pool (H_kv, M, 2d), place (H_kv, M, ℓ), map (H_kv, 2d, d), bias (H_kv, 2d), scale and level (H_kv, G).
+    sizes: (2,), of keys and of values, by which features are divided. frequencies: (r/2,), radians per position of each
+    pair that the model rotates. Summaries are (C, n, M, d + 1): a vector and its bias.
     """
 
     weights: Mapping[str, Tensor]

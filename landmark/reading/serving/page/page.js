@@ -108,6 +108,7 @@ async function put(file) {
     }
     item.remove();
     await list();
+    showOthers();
     say(`${name} is read`);
     if (!shown) location.hash = name;
   } catch (error) {
@@ -174,6 +175,32 @@ $("#delete").addEventListener("click", async ({ target }) => {
 
 // --- Questions ---
 
+// Other documents that are asked together with this one, each as it was read alone.
+function showOthers() {
+  const talk = talks.get(shown), others = [...documents.keys()].filter((name) => name !== shown);
+  $("#others").hidden = !talk || !others.length;
+  if (!talk) return;
+  const said = () => (talk.others.size ? `Asked together with ${[...talk.others].join(", ")}` : "Ask other documents too");
+  $("#others summary").textContent = said();
+  $("#others div").replaceChildren(...others.map((name) => {
+    const box = make("input", { type: "checkbox", checked: talk.others.has(name) });
+    box.addEventListener("change", () => {
+      talk.others[box.checked ? "add" : "delete"](name);
+      $("#others summary").textContent = said();
+    });
+    return make("label", {}, box, ` ${name}`);
+  }));
+}
+
+$("#anew").addEventListener("click", () => {
+  answering?.abort();
+  const talk = { messages: [], turns: make("div", {}), others: talks.get(shown).others };
+  talks.set(shown, talk);
+  $("#turns").replaceChildren(talk.turns);
+  $("#anew").hidden = true;
+  $("#question").focus();
+});
+
 async function ask(question) {
   const talk = talks.get(shown), name = shown, stop = (answering = new AbortController());
   const status = make("p", { className: "dim", textContent: "The question is read …" });
@@ -183,11 +210,14 @@ async function ask(question) {
   talk.turns.append(turn);
   turn.scrollIntoView({ block: "end" });
   talk.messages.push({ role: "user", content: question });
+  $("#anew").hidden = false;
   busy(true);
-  let error, warned = [];
+  let error, warned = [], kept = [], support = null;
   try {
     const alone = { sources: wanted, from_sources: wanted > 0 && $("#alone input").checked };
-    const body = JSON.stringify({ document: name, messages: talk.messages, stream: true, ...alone });
+    const others = [...talk.others].filter((each) => documents.has(each));
+    const about = others.length ? { documents: [name, ...others], documents_read: "apart" } : { document: name };
+    const body = JSON.stringify({ ...about, messages: talk.messages, stream: true, ...alone });
     const options = { method: "POST", body, headers: { "Content-Type": "application/json" }, signal: stop.signal };
     for await (const event of events(await request("chat/completions", options))) {
       if (typeof event === "string") {
@@ -196,7 +226,7 @@ async function ask(question) {
         continue;
       }
       warned = event.warnings ?? warned;
-      const [{ delta = {}, finish_reason: finish, sources: found = [] } = {}] = event.choices;
+      const [{ delta = {}, finish_reason: finish, sources: found = [], support: measured } = {}] = event.choices;
       const below = $("#turns").scrollHeight - $("#turns").scrollTop - $("#turns").clientHeight;
       if (delta.content || delta.reasoning_content) status.remove();
       if (delta.reasoning_content) {
@@ -205,7 +235,8 @@ async function ask(question) {
       }
       answer.append(delta.content ?? "");
       if (finish && wanted) turn.append(Object.assign(status, { textContent: "The passages are looked for …" }));
-      if (found.length) turn.append(sources(found, name));
+      if (measured) answer.after(supported((support = measured)));
+      if (found.length) turn.append(sources((kept = found), name));
       if (below < 40) turn.scrollIntoView({ block: "end" });
     }
   } catch (raised) {
@@ -217,17 +248,40 @@ async function ask(question) {
   if (error?.name === "AbortError") turn.append(make("p", { className: "dim", textContent: "Stopped." }));
   else if (error) failed(error, (message) => turn.append(wrong(message)));
   else if (!answer.textContent) answer.append(make("span", { className: "dim", textContent: "The model ended without an answer." }));
+  if (answer.textContent) answer.after(asMarkdown(name, question, answer.textContent, support, kept, warned));
   for (const line of warned) turn.append(make("p", { className: "lacks", textContent: `Not in the text: ${line}` }));
+  turn.scrollIntoView({ block: "end" });
   if (error && !answer.textContent && !$("#question").value) $("#question").value = question;
   answering = null;
   busy(false);
 }
 
+// How far the answer is in its passages.
+function supported({ level, said }) {
+  const mark = { clear: "●", weak: "◐", none: "○" }[level];
+  return make("p", { className: `support ${level}`, textContent: `${mark} Is it in the text? ${said}` });
+}
+
+// Buttons that copy an answer, or save it, as Markdown with its passages and their places.
+function asMarkdown(name, question, answer, support, found, warned) {
+  const quoted = (text) => text.trim().split("\n").map((line) => `> ${line}`).join("\n");
+  const passages = found.map(({ text, document, place }, at) => `${at + 1}. ${document || name}, ${place}\n\n${quoted(text)}`);
+  const notes = [...(support ? [`Is it in the text? ${support.said}`] : []), ...warned.map((line) => `Not in the text: ${line}`)];
+  const whole = [`# ${question}`, answer.trim(), ...notes, ...(passages.length ? ["## Passages", ...passages] : [])].join("\n\n") + "\n";
+  const copy = make("button", { type: "button", className: "quiet", textContent: "Copy" });
+  copy.addEventListener("click", () => navigator.clipboard.writeText(whole).then(() => say("Copied"), (error) => say(error.message)));
+  const save = make("a", { className: "quiet", textContent: "Save", download: `${name}-answer.md` });
+  save.href = URL.createObjectURL(new Blob([whole], { type: "text/markdown" }));
+  return make("p", { className: "keep" }, copy, save);
+}
+
 function sources(found, name) {
-  const items = found.map(({ text, place, start, end, share, kind }) => {
+  const items = found.map(({ text, document, place, start, end, share, kind }) => {
+    const other = document && document !== name && documents.has(document) ? document : "";
     const said = { head: "the beginning", whole: "no passage was found, the whole text was read" }[kind];
-    const about = make("small", {}, make("b", { textContent: place }), ` · ${said ?? `${Math.round(100 * share)} %`}`);
-    return make("li", {}, make("a", { href: `#${name}:${start}-${end}` }, about, make("span", { textContent: text })));
+    const where = other ? `${place} of ${other}` : place;
+    const about = make("small", {}, make("b", { textContent: where }), ` · ${said ?? `${Math.round(100 * share)} %`}`);
+    return make("li", {}, make("a", { href: `#${name}:${start}-${end}${other && `@${other}`}` }, about, make("span", { textContent: text })));
   });
   return make("section", { className: "sources" }, make("h3", { textContent: "Where it looked" }), make("ol", {}, ...items));
 }
@@ -262,7 +316,7 @@ async function fetchText(name, start, end) {
 async function showPassage(name, start, end) {
   const address = location.hash;
   $("#place").textContent = linkTo(address)?.querySelector("b").textContent ?? `Characters ${number(start)} to ${number(end)}`;
-  $("#close").href = `#${name}`;
+  $("#close").href = `#${shown}`;
   $("#passage").replaceChildren();
   try {
     const found = await fetchText(name, start - AROUND, end + AROUND);
@@ -302,12 +356,12 @@ addEventListener("keydown", (event) => {
 // --- What is shown ---
 
 function route() {
-  const [, name = "", start, end] = location.hash.match(/^#([\w.-]+)(?::(\d+)-(\d+))?$/) ?? [];
+  const [, name = "", start, end, other] = location.hash.match(/^#([\w.-]+)(?::(\d+)-(\d+)(?:@([\w.-]+))?)?$/) ?? [];
   const isPassage = start !== undefined, isOther = shown !== name;
   if (isOther) {
     answering?.abort();
     shown = name;
-    if (name && !talks.has(name)) talks.set(name, { messages: [], turns: make("div", {}) });
+    if (name && !talks.has(name)) talks.set(name, { messages: [], turns: make("div", {}), others: new Set() });
     askToDelete(false);
     $("#talk h1").textContent = name;
     $("#turns").replaceChildren(...(name ? [talks.get(name).turns] : []));
@@ -318,7 +372,9 @@ function route() {
   [$("#welcome").hidden, $("#talk").hidden, $("#source").hidden] = [Boolean(name), !name, !isPassage];
   document.body.dataset.view = isPassage ? "source" : name ? "talk" : "shelf";
   mark();
-  if (isPassage) showPassage(name, Number(start), Number(end));
+  $("#anew").hidden = !talks.get(name)?.messages.length;
+  showOthers();
+  if (isPassage) showPassage(other ?? name, Number(start), Number(end));
   else if (isOther && name) $(matchMedia("(max-width: 52rem)").matches ? "#talk h1" : "#question").focus(); // no phone's keyboard
   else linkTo(opened)?.focus();
   opened = isPassage ? location.hash : "";

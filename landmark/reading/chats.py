@@ -84,11 +84,8 @@ class Chats:
         self, messages: Messages, goes_on: bool = False, settings: Mapping[str, Any] | None = None
     ) -> list[tuple[int, str]]:
         """The messages' numbers, and the names of their fields, that the template leaves out."""
-        marked, marks, values = (
-            [{**each} for each in messages],
-            dict[str, tuple[int, str]](),
-            list[tuple[int, str, Any]](),
-        )
+        marks, values = dict[str, tuple[int, str]](), list[tuple[int, str, Any]]()
+        marked = [{**each} for each in messages]
         for number, each in enumerate(messages):
             for name in {"content", "name", "reasoning_content"} & {name for name, x in each.items() if x}:
                 mark = f"seen{len(marks)}x{uuid.uuid4().hex}"

@@ -59,8 +59,8 @@ class Prompt:
         return self.messages is not None
 
     def ids(self, answering: Answering, begins: bool, now: datetime | None = None) -> list[int]:
-        """Up to the answer. begins: nothing was read before. now: as of `Chats.ids`. Raises UserError as `Chats.ids` and
-        `Answering.ids`.
+        """Up to the answer. begins: nothing was read before. now: as of `Chats.ids`. Raises UserError as `Chats.ids`
+        and `Answering.ids`.
         """
         if self.messages is None and self.is_plain and isinstance(self.text, str):
             return answering.checked(answering.chats.text_ids(self.text, begins) if self.text else [])
@@ -173,9 +173,8 @@ class Session:
             try:
                 self.began = datetime.fromisoformat(saved.get("began", self.began.isoformat()))
             except (TypeError, ValueError):
-                raise UserError(
-                    f"{file}: began is {saved['began']!r}, which is no time: save the memory again"
-                ) from None
+                said = f"{file}: began is {saved['began']!r}, which is no time"
+                raise UserError(f"{said}: save the memory again") from None
         self.saved = saved = Saved(len(self.ids), self._cache.ends, load)
         self.documents = lambda: documents_read(self.chats.decode, self.ids, None, self._loaded, saved.starts)
         return self

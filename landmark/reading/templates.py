@@ -22,6 +22,13 @@ class _TooLong(BaseException):  # a template's own filters catch Exception
     pass
 
 
+_clock = threading.local()  # now: what a template of this thread takes for the time
+
+
+def _strftime_now(format: str) -> str:
+    return (getattr(_clock, "now", None) or datetime.now()).strftime(format)
+
+
 class Template:
     """The template of a tokenizer of transformers, in the sandbox of transformers."""
 
@@ -39,13 +46,18 @@ class Template:
         except ValueError as error:
             raise UserError(f"the model's template for chats: {in_one_line(error)}") from error
 
+    @property
+    def _compiled(self) -> jinja2.Template:
+        """As transformers compiles it, and keeps it for `apply_chat_template`."""
+        from transformers.utils import chat_template_utils
+
+        return chat_template_utils._compile_jinja_template(self.source)
+
     @cached_property
     def settings(self) -> set[str]:
         """The names that the template reads beside the messages, as `enable_thinking`."""
-        from transformers.utils import chat_template_utils
-
         try:
-            compiled = chat_template_utils._compile_jinja_template(self.source)
+            compiled = self._compiled
             read = jinja2.meta.find_undeclared_variables(compiled.environment.parse(self.source))
         except jinja2.TemplateError as error:
             raise UserError(f"the model's template for chats is damaged: {in_one_line(error)}") from error
@@ -73,8 +85,8 @@ class Template:
         now: datetime | None = None,
     ) -> str:
         """The text of messages. answers: an answer begins at its end. settings: of the template. now: the time that the
-        template may write (None: that of the clock). Raises UserError for
-        settings as `check`, for messages that it refuses, and where it does not end in SECONDS, or gives too much.
+        template may write (None: that of the clock). Raises UserError for settings as `check`, for messages that it
+        refuses, and where it does not end in SECONDS, or gives too much.
         """
         self.check(settings)
         found: list[str | BaseException] = []
@@ -82,7 +94,8 @@ class Template:
         def render() -> None:
             try:
                 given = {"add_generation_prompt": answers, "tokenize": False, **settings}
-                given |= {} if now is None else {"strftime_now": now.strftime}
+                _clock.now = now
+                self._compiled.environment.globals["strftime_now"] = _strftime_now
                 found.append(self._tokenizer.apply_chat_template(messages, **given))
             except BaseException as error:
                 found.append(error)

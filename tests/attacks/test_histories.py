@@ -154,7 +154,7 @@ class Leaving(Progress):
 
 def drawn(draw, documents, joins):
     """The body of a request about some documents of a client."""
-    names = draw.sample(sorted(documents), draw.randint(0, min(3, len(documents))))
+    names = draw.sample(sorted(documents), draw.choice((0, 1, *[min(2, len(documents))] * 3, len(documents))))
     body = {"max_tokens": draw.randint(1, TOKENS), "temperature": 0.0}
     if names:
         body["documents"] = names
@@ -211,23 +211,23 @@ def play(draw, model, fresh, recorded, folder):
     service = Service(model, fresh.tokenizer, ServerSettings(folder, KEYS, **limits), "landmark")
     documents, said = {key: {} for key in KEYS}, []
     try:
-        for _ in range(STEPS):
-            key, kind = draw.choice(KEYS[:1] * 4 + KEYS), draw.random()
-            own, leaves = documents[key], draw.choice((None, None, None, 0, 1, 2))
-            if kind < 0.35 or not own:
-                name, text = draw.choice("abc"), draw.choice(TEXTS)
+        for step in range(STEPS + 3):
+            key, kind = draw.choice(KEYS[:1] * 4 + KEYS) if step > 2 else KEYS[0], draw.random()
+            own, leaves = documents[key], draw.choice([None] * 9 + [0, 1, 2])
+            if step < 3 or kind < 0.2 or not own:
+                name, text = "abc"[step] if step < 3 else draw.choice("abc"), draw.choice(TEXTS)
                 said.append(f"{key} put {name}: {text!r}, leaves {leaves}")
                 try:
                     service.add_document(key, name, Document(name, text), Leaving(leaves))
                     own[name] = text
                 except Gone:
                     pass
-            elif kind < 0.4:
+            elif kind < 0.25:
                 said.append("restart")
                 service.memories.close()
                 service = Service(model, fresh.tokenizer, ServerSettings(folder, KEYS, **limits), "landmark")
             else:
-                body, ends = drawn(draw, own, can_join(model)), draw.choice((None, None, 1, 2))
+                body, ends = drawn(draw, own, can_join(model)), draw.choice((*[None] * 6, 1, 2))
                 said.append(f"{key} asks {body}, leaves {leaves}, {ends}")
                 case = f"{draw.seed}: {'; '.join(said)}"
                 asked = (Chat if "messages" in body else Completion).model_validate(body)

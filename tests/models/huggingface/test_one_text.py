@@ -9,7 +9,7 @@ import torch
 from landmark.models.huggingface import PrefixCache, wrap
 from landmark.models.huggingface.tiny import VOCABULARY, doubled
 from landmark.models.sampling import Sampling
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from tests.models.huggingface.test_kinds import KINDS, model_of_kind
 from tests.models.huggingface.test_training_free import make
 
@@ -136,14 +136,13 @@ def test_an_error_while_unread_tokens_are_read_loses_nothing(wrapped, ids, monke
 
 @pytest.mark.parametrize("length", [LENGTH // BLOCK * BLOCK, LENGTH])
 def test_a_question_of_one_token_reads_the_end_of_a_text_again(wrapped, ids, tokenizer, tmp_path, length):
-    answering, asked = Answering(wrapped, tokenizer), ids[0, : length + 1].tolist()
-    before, loaded = wrapped.new_memory(), wrapped.new_memory()
-    answering.read(ids[:, :length], before)
+    answering, before, loaded = Answering(wrapped, tokenizer), wrapped.new_memory(), wrapped.new_memory()
+    finished(answering.read(ids[:, :length], before))
     before.save(tmp_path / "memory")
     loaded.load(tmp_path / "memory")
     expected = after(wrapped, ids[:, : length + 1])
     for cache in (before, loaded):
-        same(answering.read(torch.tensor([asked[length:]]), cache)[0], expected)
+        same(finished(answering.read(ids[:, length : length + 1], cache))[0], expected)
 
 
 def test_all_ways_to_answer_give_one_answer(wrapped, ids, tokenizer):

@@ -49,7 +49,7 @@ def test_each_field_of_the_pages_table_is_used_refused_or_ignored_with_a_warning
             *(each["content"][0]["text"] for each in found.json().get("output", ())),
         ]
 
-    page = dict.fromkeys(("used", "refused", "ignored"), set[str]())
+    page = {kind: set[str]() for kind in ("used", "refused", "ignored")}
     for line in Path("docs/python.md").read_text().split("### Fields of a request")[1].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if (kind_of_field := cells[0].partition(",")[0]) in page:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hypothesis import settings
 from omegaconf import DictConfig
 
@@ -19,7 +20,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
 
 from landmark.experiment.config import Config, to_config
-from landmark.experiment.config.command_line import StartedJob, begin
 from landmark.utils.hardware import cores
 from tests.browser import Browser
 from tests.cli.shell import Here
@@ -90,7 +90,7 @@ def here(tmp_path, monkeypatch, capsys) -> Iterator[Here]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield Here(tmp_path, monkeypatch, capsys)
-    begin(StartedJob())
+    HydraConfig.instance().cfg = None
     root.handlers[:] = handlers
     root.setLevel(level)
 

@@ -36,7 +36,7 @@ ELSEWHERE = {  # replaced in a test
     "trainer=ddp": "trainer=cpu",
     "model.name=$MODEL": "model.name=path/to/model",
 }
-CLUSTER = "hydra/launcher="  # jobs elsewhere
+CLUSTER = ("hydra/launcher=", "hydra/sweeper=")  # by plugins
 
 
 def bash_commands(page: Path) -> list[list[str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from landmark.experiment.config import Config
-from landmark.experiment.config.checks import check_task
+from landmark.experiment.config.checks import check_task, unused
 from landmark.experiment.config.command_line import override_key, started, suggested_command
 from landmark.experiment.config.rows import Compose, Row, compose_job, named, parse, select
 from landmark.experiment.config.schema import TASKS
@@ -38,12 +38,15 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Command:
-    """overrides: those of the command line. rows: those that it asks for, composed and checked."""
+    """overrides: those of the command line. rows: those that it asks for, composed and checked. records: of rows that
+    it has evaluated, or of runs that it has trained.
+    """
 
     config: Config
     overrides: list[str]
     rows: list[Row]
     runner: Runner
+    records: list[Record] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
@@ -61,6 +64,22 @@ class Command:
     def is_experiment(self) -> bool:
         """Whether the configuration has named rows."""
         return bool(named(self.config))
+
+    @property
+    def unused(self) -> UserError | None:
+        """An error that names an override without an effect on the first row; None where each has one."""
+        return unused([each.key_or_group for each in parse(self.overrides)], self.rows[0].configs[:1])
+
+    @property
+    def objective(self) -> float | None:
+        """What a sweeper such as Optuna's minimises: the mean perplexity of the command's records, of a task's answers
+        the accuracy, of trainings the perplexity of the validation split.
+        """
+        results = [record["results"] for record in self.records]
+        for key in ("perplexity", "accuracy", "validation_perplexity"):
+            if results and all(key in each for each in results):
+                return sum(each[key] for each in results) / len(results)
+        return None
 
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
         """The jobs of the rows (None: the command's), checked. Raises UserError where one of them cannot be made."""
@@ -116,12 +135,13 @@ class Command:
             runs = {name: runs[name]}
         for run in runs.values():
             is_new = self.runner.train(run)
+            self.records.extend(filter(None, [self.runner.records.find("runs", run.id)]))
             print(f"{run.folder}: {'trained now' if is_new else 'trained before'}")
 
     def evaluate(self) -> Evaluated:
         """Train what is missing, evaluate the rows, and print a line for each. One that fails ends no others."""
         jobs = self.jobs()
-        if started().launcher:
+        if started().launcher not in (None, "joblib"):  # on this machine they wait for one that trains
             self._check_trained(jobs)
         done, names, lost = Evaluated(), [row.name for row in self.rows], set()
         number = started().number if not self.is_experiment else None
@@ -137,6 +157,7 @@ class Command:
                     raise Diverged("its run diverged")
                 record, is_new = self.runner.evaluate(job)
                 found[job.id] = record
+                self.records.append(record)
                 done.made += is_new
                 print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
             except Diverged as error:
@@ -149,7 +170,7 @@ class Command:
         return done
 
     def _check_trained(self, jobs: Sequence[Job]) -> None:
-        """Raise UserError where a run is not trained yet: jobs beside each other would wait for one to train it."""
+        """Raise UserError where a run is not trained yet: jobs of a cluster would wait for one to train it."""
         new = [job for job in jobs if self.runner.records.find("rows", job.id) is None]
         missing = [job for job in new if not self.runner.is_trained(job.run)]
         if missing:

@@ -123,7 +123,7 @@ def _split_tokens(command: Command, job: Job) -> int | None:
 
 def _suggest_cluster(command: Command, costs: Sequence[plan.Cost]) -> None:
     """Print the commands that train each missing run in a job of its own, and then evaluate each row in one."""
-    cluster = "hydra/launcher=submitit_slurm"
+    cluster = "hydra/launcher=slurm"
     if runs := [cost.name for cost in costs if cost.kind == "run" and not cost.is_done]:
         print("on a cluster:", command.suggest("task=train", f"run={','.join(runs)}", cluster, multirun=True))
         if command.is_experiment:

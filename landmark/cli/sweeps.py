@@ -1,287 +1,268 @@
-"""Sweeps of `-m`, and the launchers that carry out their jobs beside each other.
-
-All jobs are checked before the first begins, and one that fails does not end the others. Each job is named by its
-values of what is swept.
-
-`hydra/launcher` (joblib, submitit_slurm or submitit_local) and its settings are read from the command line alone. They
-are numbers and short texts: what would be a line of a script, a folder or code is no setting.
+"""What this program adds to Hydra's jobs, by a callback: commands are checked before anything is made, and the jobs of
+a sweep end in a table of their rows.
 """
 
+import copy
 import ctypes
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, field, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark.cli import tables
 from landmark.cli.command import Command
-from landmark.cli.composing import config_loader, settings_found
-from landmark.cli.terminal import open_streams, report, said, show_log
-from landmark.experiment.config import Config, to_config
-from landmark.experiment.config.command_line import PROGRAM, StartedJob, begin, is_of_hydra
-from landmark.experiment.config.rows import MOST, Composer, cell_name, combinations, compose_job, named, one_line, parse
+from landmark.cli.terminal import report, reported, said
+from landmark.experiment.config import to_config
+from landmark.experiment.config.checks import unused
+from landmark.experiment.config.command_line import StartedJob, as_typed
+from landmark.experiment.config.rows import (
+    MOST,
+    Composer,
+    cell_names,
+    combinations,
+    compose_job,
+    named,
+    one_line,
+)
 from landmark.utils.errors import UserError, counted, in_one_line
+from landmark.utils.files import read_json, write_json
 from landmark.utils.team import started_together
-from landmark.utils.trust import check_plain
 
-_GROUP = "hydra/launcher"
+OUTCOMES = "outcomes"  # in the folder of a sweep: how each job ended
+# Tasks that have a folder of Hydra's, with their settings and log.
+_MAKE = ("auto", "evaluate", "prepare", "teach", "train")
+_ANSWER = ("chat", "generate")  # tasks to which standard output belongs
 _DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 _SHOWN = 5  # jobs that are named before the first begins
-_FROM_ZERO = ("gpus_per_node", "max_num_timeout", "signal_delay_s")
+_EXCLUDED = "hydra.job.config.override_dirname.exclude_keys"
 
 
 @dataclass
 class Outcome:
-    """Of a job. error: in one line, None where it ended well. code: with which a command that fails so would exit."""
+    """Of a sweep's job. records: of its rows. error: in one line, None where it ended well. code: with which a command
+    that fails so would exit.
+    """
 
+    words: list[str]
+    values: dict[str, str]
+    records: list[str] = field(default_factory=list)
     error: str | None = None
     code: int = 0
 
 
-CarryOut = Callable[[StartedJob], object]
+@dataclass
+class _Sweep:
+    """words: of the command line. swept: keys of it that have several values."""
+
+    words: list[str]
+    swept: list[str]
+    folder: Path
 
 
-def attempt(job: StartedJob, carry_out: CarryOut) -> Outcome:
-    """Carry out a job that others follow even if it fails. Its error is told at once, and kept."""
-    print(f"#{job.number} {job.name}")
+_sweep: _Sweep | None = None
+_command: tuple[list[str], Command] | None = None
+
+
+class Jobs(Callback):
+    """Hydra's callback, from conf/config.yaml."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Refuse what makes no sense, before Hydra makes a folder. Tasks that only ask have none."""
+        global _command
+        with reported():
+            words, task = as_typed(config.hydra.overrides.task), OmegaConf.select(config, "task")
+            _place(config, task)
+            team = started_together()
+            with _known(config):
+                if team is None or team.rank == 0:
+                    _command = words, Command.of(to_config(_job_of(config)), words)
+
+    def on_run_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """One line for an error, and its exit code, in place of Hydra's traceback."""
+        if job_return.status is JobStatus.FAILED:
+            with reported(), redirect_stderr(StringIO()):
+                _ = job_return.return_value  # raises it
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Check all jobs before the first begins, and tell them which keys are swept."""
+        global _sweep
+        with reported(), _known(config):
+            words = as_typed(config.hydra.overrides.task)
+            params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            parsed = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *words])
+            overrides = list({each.get_key_element(): each for each in parsed}.values())
+            if config.hydra.runtime.choices.get("hydra/sweeper") == "basic":
+                _check_jobs(overrides)
+            fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
+            folder = Path(config.hydra.sweep.dir)
+            for old in (folder / OUTCOMES).glob("*.json"):
+                old.unlink()
+            excluded = [*fixed, *OmegaConf.select(config, _EXCLUDED)]
+            config.hydra.overrides.hydra.append(f"{_EXCLUDED}=[{','.join(excluded)}]")
+            _sweep = _Sweep(words, [each.key_or_group for each in overrides if each.is_sweep_override()], folder)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Show the table of the rows."""
+        with reported():
+            end()
+
+
+def checked(words: list[str]) -> Command | None:
+    """The command of these words, where it was checked just before."""
+    global _command
+    found, _command = _command, None
+    return found[1] if found is not None and found[0] == words else None
+
+
+def _job_of(config: DictConfig) -> DictConfig:
+    """What Hydra gives a job: the configuration without its own."""
+    job = copy.deepcopy(config)
+    with read_write(job), open_dict(job):
+        del job["hydra"]
+    return job
+
+
+@contextmanager
+def _known(config: DictConfig) -> Iterator[None]:
+    """Have `${hydra:…}` and `started` know a job that has not begun yet."""
+    ready = copy.deepcopy(config)
+    with open_dict(ready):
+        place = ready.hydra.run
+        if ready.hydra.mode is RunMode.MULTIRUN:
+            ready.hydra.job.num, ready.hydra.job.id, place = 0, "0", ready.hydra.sweep
+        ready.hydra.runtime.output_dir = str(place.dir)
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(ready)
     try:
-        carry_out(job)
-    except BrokenPipeError as error:
-        raise SystemExit(report(error)) from None
-    except Exception as error:
-        code, message = report(error), said(error)
-        return Outcome(message or f"{type(error).__name__}: {in_one_line(error)}", code)
-    return Outcome()
-
-
-@dataclass
-class Basic:
-    """One job after the other, in this process."""
-
-    def launch(self, jobs: Sequence[StartedJob], carry_out: CarryOut, logs: Path) -> list[Outcome]:
-        """Carry out jobs. logs: a folder for what they print, where they are other processes."""
-        return [attempt(job, carry_out) for job in jobs]
-
-
-@dataclass
-class Joblib(Basic):
-    """Processes of this machine, so many at a time; -1: as many as there are cores."""
-
-    n_jobs: int = 2
-
-    def launch(self, jobs: Sequence[StartedJob], carry_out: CarryOut, logs: Path) -> list[Outcome]:
-        import joblib
-
-        try:
-            done: Any = joblib.Parallel(self.n_jobs)(joblib.delayed(_Elsewhere(carry_out))(job) for job in jobs)
-        except RuntimeError as error:  # of a process that was killed, with which the others end
-            raise UserError(f"{_GROUP}: {in_one_line(error)}") from error
-        return list(done)
-
-
-@dataclass
-class SubmititLocal(Basic):
-    """A cluster tried out: processes of this machine, all at once."""
-
-    cluster: ClassVar[str] = "local"
-    name: str = "landmark"
-    timeout_min: int = 24 * 60
-    nodes: int = 1
-    tasks_per_node: int = 1
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    mem_gb: int | None = None
-    stderr_to_stdout: bool = True
-
-    def launch(self, jobs: Sequence[StartedJob], carry_out: CarryOut, logs: Path) -> list[Outcome]:
-        import submitit
-        from submitit.core.utils import FailedJobError, UncompletedJobError
-
-        check_plain("output", str(logs.absolute()))  # a folder that was downloaded may have any name
-        shared = {item.name for item in fields(SubmititLocal)}
-        settings = {key if key in shared else f"slurm_{key}": value for key, value in asdict(self).items()}
-        again = {key: settings.pop(key) for key in ("slurm_max_num_timeout",) if key in settings}
-        try:
-            executor = submitit.AutoExecutor(logs / ".submitit" / "%j", self.cluster, **again)
-            executor.update_parameters(**settings)
-            submitted = executor.map_array(_Elsewhere(carry_out), jobs)
-            print(f"{len(jobs)} jobs are submitted, they print into {logs}/.submitit")
-        except (RuntimeError, FailedJobError) as error:  # of a machine without Slurm, or of sbatch
-            raise UserError(f"{_GROUP}: {in_one_line(error)}") from error
-        outcomes = []
-        for job in submitted:
-            try:
-                outcomes.append(job.results()[0])
-            except (FailedJobError, UncompletedJobError) as error:
-                outcomes.append(Outcome(in_one_line(error), code=2))
-        return outcomes
-
-
-@dataclass
-class SubmititSlurm(SubmititLocal):
-    """An array, one task a job (docs/cluster.md). A job that is preempted or runs out of time is queued again."""
-
-    cluster: ClassVar[str] = "slurm"
-    cpus_per_task: int | None = 8
-    gpus_per_node: int | None = 1
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    gres: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    comment: str | None = None
-    max_num_timeout: int = 20  # times that a job which ran out of time is queued again
-    signal_delay_s: int = 120  # from the signal to the end of the job
-    array_parallelism: int = 32
-
-
-class _Elsewhere:
-    """A job in a process that a launcher started. submitit calls `checkpoint` to queue it again."""
-
-    def __init__(self, carry_out: CarryOut) -> None:
-        self.carry_out = carry_out
-
-    def __call__(self, job: StartedJob) -> Outcome:
-        if job.launcher == "joblib" and sys.platform == "linux":
-            # Linux ends it with the command, even after SIGKILL; else it would go on with its job, alone.
-            ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
-        open_streams()
-        show_log()
-        begin(job)
-        with settings_found():
-            return attempt(job, self.carry_out)
-
-    def checkpoint(self, job: StartedJob) -> Any:
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self, job)
-
-
-LAUNCHERS = {"basic": Basic, "joblib": Joblib, "submitit_local": SubmititLocal, "submitit_slurm": SubmititSlurm}
-
-
-def chosen(words: Sequence[str]) -> tuple[Basic, StartedJob]:
-    """The launcher of a command line, and the command without its settings. Raises UserError for others of Hydra's."""
-    parsed = parse(words)
-    own = [each for each in parsed if is_of_hydra(each.key_or_group)]
-    name = next((str(each.value()) for each in own if each.key_or_group == _GROUP), "basic")
-    if name not in LAUNCHERS:
-        raise UserError(f"{_GROUP}={name}: must be one of {', '.join(LAUNCHERS)}")
-    settings = OmegaConf.structured(LAUNCHERS[name])
-    for each in own:
-        group, _, key = each.key_or_group.rpartition(".")
-        if each.key_or_group == _GROUP:
-            continue
-        if group != _GROUP.replace("/", "."):
-            raise UserError(f"{each.input_line}: of Hydra's own settings only {_GROUP} and hydra.launcher.… are read")
-        try:
-            settings[key] = each.value()
-            _check_setting(each.key_or_group, key, settings[key])
-        except OmegaConfBaseException as error:
-            raise UserError(f"{each.input_line}: {str(error).splitlines()[0]}") from None
-    job = StartedJob(
-        words=[each.input_line or "" for each in parsed if not is_of_hydra(each.key_or_group)],
-        launcher=None if name == "basic" else name,
-        launcher_words=[each.input_line or "" for each in own],
-    )
-    return OmegaConf.to_object(settings), job  # pyright: ignore[reportReturnType]
-
-
-def _check_setting(whole: str, key: str, value: Any) -> None:
-    if isinstance(value, str):
-        check_plain(whole, value)
-    least = 0 if key in _FROM_ZERO else 1
-    if isinstance(value, int) and not isinstance(value, bool) and value < least and (key, value) != ("n_jobs", -1):
-        raise UserError(f"{whole}={value}: must be at least {least}")
-
-
-def sweep(
-    command: StartedJob, launcher: Basic, carry_out: CarryOut, run: Callable[[Config, list[str]], object]
-) -> None:
-    """Carry out the jobs of a command line, show the table of their records, and list those that failed. run: carries
-    out a task. Raises UserError where a job cannot start. Exits with the code of a command where one failed.
-    """
-    overrides = OverridesParser.create(config_loader=config_loader()).parse_overrides(command.words)
-    swept = {each.get_key_element(): each for each in overrides if each.is_sweep_override()}
-    _check_swept(swept.values())
-    composer = Composer(compose_job)
-    words = _checked_jobs(overrides, swept, composer)
-    values = [{_key(word): word.partition("=")[2] for word in job if _key(word) in swept} for job in words]
-    shown = [_varied(job, swept) for job in words]
-    jobs = [
-        replace(command, words=job, name=cell_name(each) or PROGRAM, number=number)
-        for number, (job, each) in enumerate(zip(words, values))
-    ]
-    outcomes = launcher.launch(jobs, carry_out, Path(to_config(composer(words[0])).output) / "sweeps")
-    begin(command)
-    try:
-        kept = [each.input_line or "" for each in overrides if not each.is_sweep_override()]
-        fixed = to_config(compose_job(kept))
-        team = started_together()
-        has_tables = any(each.key_or_group == "experiment" for each in swept.values())  # each job shows its own
-        if fixed.task == "auto" and not has_tables and (team is None or team.rank == 0):
-            if not named(fixed):
-                tables.show_sweep(fixed, kept, command.words, values)
-            elif {*swept} <= {"row"}:
-                run(replace(fixed, task="table"), command.words)
+        yield
     finally:
-        _end({line: outcome for line, outcome in zip(shown, outcomes) if outcome.error is not None})
+        HydraConfig.instance().cfg = before
 
 
-def _check_swept(swept: Collection[Override]) -> None:
-    for each in swept:
-        if not each.is_discrete_sweep():
-            raise UserError(f"{each.input_line}: has no list of values")
-        if not any(True for _ in each.sweep_string_iterator()):
-            reason = f"matches nothing in conf/{each.key_or_group}"
-            raise UserError(f"{each.input_line}: {reason if isinstance(each.value(), Glob) else 'has no value'}")
+def _place(config: DictConfig, task: str) -> None:
+    """No folder for a task that makes nothing, nor for a process that only trains. An answer's log is on stderr."""
+    team, own = started_together(), " ".join(as_typed(config.hydra.overrides.hydra))
+    handlers = OmegaConf.select(config, "hydra.job_logging.handlers") or {}
+    if (task not in _MAKE or (team is not None and team.rank > 0)) and "hydra.run.dir" not in own:
+        config.hydra.run.dir, config.hydra.output_subdir = ".", None
+        if "file" in handlers:
+            with open_dict(config):
+                del handlers["file"]
+                config.hydra.job_logging.root.handlers.remove("file")
+    if task in _ANSWER and "console" in handlers:
+        handlers["console"].stream = "ext://sys.stderr"
 
 
-def _varied(job: Sequence[str], swept: Collection[str]) -> str:
-    """What a job has and others have not; all of it where that is nothing."""
-    return " ".join(word for word in job if _key(word) in swept) or " ".join(job)
-
-
-def _checked_jobs(overrides: Sequence[Override], swept: Collection[str], composer: Composer) -> list[list[str]]:
-    """The overrides of every job. Raises UserError, naming the jobs, where one of them cannot start."""
+def _check_jobs(overrides: Sequence[Override]) -> None:
+    """Raise UserError, naming the jobs, where one of them cannot start, or a key has an effect in none."""
     choices = [
         [f"{each.get_key_element()}={value}" for value in itertools.islice(each.sweep_string_iterator(), MOST + 1)]
         if each.is_sweep_override()
         else [each.input_line or ""]
         for each in overrides
     ]
-    asked, faults = [list(words) for words in combinations(choices, "-m")], {}
+    swept = [each.get_key_element() for each in overrides if each.is_sweep_override()]
+    composer, faults, configs = Composer(compose_job), {}, []
+    asked = [list(words) for words in combinations(choices, "-m")]
+    if empty := [each.input_line for each, values in zip(overrides, choices) if not values]:
+        raise UserError(f"{empty[0]}: has no value")
     for job in asked:
         try:
-            Command.of(to_config(composer(job)), job)
+            command = Command.of(to_config(composer(job)), job)
+            configs += [] if command.is_experiment else command.rows[0].configs[:1]
         except (HydraException, OmegaConfBaseException, UserError) as error:
             faults[_varied(job, swept)] = one_line(error)
     if faults:
-        said = "; ".join(f"{words}: {message}" for words, message in list(faults.items())[:_SHOWN])
+        told = "; ".join(f"{words}: {message}" for words, message in list(faults.items())[:_SHOWN])
         more = "; …" if len(faults) > _SHOWN else ""
-        raise UserError(f"{len(faults)} of {len(asked)} jobs cannot start, so none was: {said}{more}")
-    return asked
+        raise UserError(f"{len(faults)} of {len(asked)} jobs cannot start, so none was: {told}{more}")
+    # A key without an effect on one job is reported by it.
+    if len(configs) == len(asked) and (fault := unused([each.key_or_group for each in overrides], configs)):
+        raise fault
 
 
-def _end(failed: dict[str, Outcome]) -> None:
-    """List the jobs that failed, and exit with the code of a command; nothing where none failed."""
-    if failed:
-        print(f"{counted(len(failed), 'job')} failed:", file=sys.stderr)
-        for words, outcome in failed.items():
-            print(f"  {words}\nerror: {outcome.error}", file=sys.stderr)
-        sys.exit(min(outcome.code for outcome in failed.values()))
+def _varied(job: Sequence[str], swept: Sequence[str]) -> str:
+    """What a job has and others have not; all of it where that is nothing."""
+    return " ".join(word for word in job if word.partition("=")[0] in swept) or " ".join(job)
 
 
-def _key(word: str) -> str:
-    """The key of an override, with its + where it has one."""
-    return word.partition("=")[0]
+# ---- in a job
+
+
+@contextmanager
+def noted(job: StartedJob) -> Iterator[Outcome]:
+    """Note how a sweep's job ends, below the folder of the sweep. Its error is told at once."""
+    outcome = Outcome(job.words, job.values)
+    if job.number is None or ((team := started_together()) is not None and team.rank > 0):
+        yield outcome
+        return
+    if job.launcher == "joblib" and sys.platform == "linux":
+        # Linux ends it with the command, even after SIGKILL; else it would go on with its job, alone.
+        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
+    try:
+        yield outcome
+    except BrokenPipeError as error:
+        raise SystemExit(report(error)) from None
+    except Exception as error:
+        outcome.code = report(error)
+        outcome.error = said(error) or f"{type(error).__name__}: {in_one_line(error)}"
+        raise
+    finally:
+        hydra = HydraConfig.get()
+        write_json(Path(hydra.runtime.cwd, hydra.sweep.dir, OUTCOMES, f"{job.number}.json"), asdict(outcome))
+
+
+# ---- after the last job
+
+
+def end() -> None:
+    """Show the table of a sweep's rows, and list the jobs that failed. Exits with the code of one that did."""
+    global _sweep
+    if (sweep := _sweep) is None:
+        return
+    _sweep = None
+    files = sorted((sweep.folder / OUTCOMES).glob("*.json"), key=lambda file: int(file.stem))
+    outcomes = [Outcome(**read_json(file)) for file in files]
+    failed = [each for each in outcomes if each.error is not None]
+    team = started_together()
+    try:
+        # each experiment of several shows its own table
+        if outcomes and "experiment" not in sweep.swept and (team is None or team.rank == 0):
+            _show(sweep, outcomes)
+    finally:
+        if failed:
+            print(f"{counted(len(failed), 'job')} failed:", file=sys.stderr)
+            for each in failed:
+                words = " ".join(f"{key}={value}" for key, value in each.values.items()) or " ".join(each.words)
+                print(f"  {words}\nerror: {each.error}", file=sys.stderr)
+            sys.exit(min(each.code for each in failed))
+
+
+def _show(sweep: _Sweep, outcomes: Sequence[Outcome]) -> None:
+    config = to_config(compose_job(outcomes[0].words))
+    if config.task != "auto":
+        return
+    if not named(config):
+        names = cell_names([each.values for each in outcomes])
+        rows = dict(zip(names, (each.records for each in outcomes)))
+        tables.show_sweep(replace(config, start=None), sweep.words, rows)
+    elif {*sweep.swept} <= {"row"}:
+        kept = [word for word in outcomes[0].words if not word.startswith("row=")]
+        tables.show_records(Command.of(replace(to_config(compose_job(kept)), task="table"), sweep.words))

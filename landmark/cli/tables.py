@@ -1,7 +1,6 @@
 """`task=table`: print and draw the rows that have a record."""
 
 import hashlib
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,12 @@ from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.experiment.config import Config
-from landmark.experiment.config.rows import cell_name
+from landmark.experiment.config.rows import Row
 from landmark.experiment.results import render, tables
 from landmark.experiment.results.paper import read_paper
 from landmark.experiment.runs.launches import launch_id
 from landmark.experiment.runs.records import Record
+from landmark.experiment.runs.runner import Runner
 from landmark.experiment.tracking.wandb_run import SWEEP, mode, upload_command
 from landmark.utils.errors import UserError
 
@@ -31,14 +31,13 @@ def show_records(command: Command) -> None:
     show(command, {name: [each for each in records if each] for name, records in rows.items() if all(records)})
 
 
-def show_sweep(config: Config, kept: list[str], overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
-    """The same of a sweep without an experiment, a row for each job. kept: the overrides without swept ones. jobs: of
-    each the swept keys with its values.
-    """
-    rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
-    name = SWEEP if config.name == Config.name else config.name
-    command = Command.of(replace(config, name=name, task="table", rows=rows), kept)
-    show_records(replace(command, overrides=overrides))
+def show_sweep(config: Config, overrides: list[str], rows: Mapping[str, Sequence[str]]) -> None:
+    """The same of a sweep without an experiment. rows: of each job its name and the identities of its records."""
+    config = replace(config, name=SWEEP if config.name == Config.name else config.name)
+    command = Command(config, overrides, [Row(name, [], [config]) for name in rows], Runner(config.output))
+    known = command.runner.records.read_all().rows
+    found = {name: [known[each] for each in identities] for name, identities in rows.items() if identities}
+    show(command, found)
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:

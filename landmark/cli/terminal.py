@@ -2,7 +2,6 @@
 
 import errno
 import io
-import logging
 import os
 import re
 import signal
@@ -11,22 +10,23 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
-import hydra
+import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark.experiment.config.rows import one_line
-from landmark.utils.errors import Stopped, UserError
+from landmark.utils.errors import Stopped, UserError, in_one_line
 
 WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 PLACE = {*WAY, errno.EEXIST, errno.ENOENT}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 # Packages, by the extra that has them.
 EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf"}
-EXTRAS |= {"joblib": "launchers", "submitit": "launchers"}
-_HYDRA = Path(hydra.__file__).parent
+_PLUGGED = {"hydra", "hydra_plugins", "joblib", "submitit", "optuna"}  # packages whose errors are about what was typed
+
+
+in_full = False  # HYDRA_FULL_ERROR=1: a traceback for each error
 
 
 class _Forgiving(io.FileIO):
@@ -61,12 +61,6 @@ def open_streams() -> None:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
-def show_log(stream: TextIO | None = None) -> None:
-    """Print what this package says of its work, and warnings of others. stream: None: standard output."""
-    logging.basicConfig(stream=stream or sys.stdout, format="%(message)s", force=True)
-    logging.getLogger("landmark").setLevel(logging.INFO)
-
-
 @contextmanager
 def reported() -> Iterator[None]:
     """Exit codes: 2 for bad input, 130 for an interrupt, 128 + a signal's number, else 1."""
@@ -90,8 +84,10 @@ def report(error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # of `| head`: nobody reads on
         return 128 + signal.SIGPIPE
-    if (message := said(error)) is None:  # a bug: the traceback begins here, not in Hydra
+    message = said(error)
+    if message is None or in_full:  # a bug: the traceback begins here, not in Hydra
         traceback.print_exception(error)
+    if message is None:
         return 1
     print(f"error: {message}", file=sys.stderr)
     return 2
@@ -99,11 +95,11 @@ def report(error: Exception) -> int:
 
 def said(error: Exception) -> str | None:
     """The line about an error that is no bug: bad input, a missing package, a full disk, a wrong folder."""
-    if isinstance(error, (HydraException, OmegaConfBaseException, UserError)):
+    if isinstance(error, (HydraException, OmegaConfBaseException, UserError, yaml.YAMLError)):
         return "".join(each if each.isprintable() else repr(each)[1:-1] for each in one_line(error))
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, (TypeError, ValueError)) and frames and Path(frames[-1].filename).is_relative_to(_HYDRA):
-        return f"Hydra cannot use these words: {error}; a group takes a name, like model=landmark"
+    if frames and not isinstance(error, OSError) and _PLUGGED & {*Path(frames[-1].filename).parts[-4:]}:
+        return in_one_line(error)
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"this needs the package {error.name}: pip install 'landmark[{EXTRAS[error.name]}]'"
     if not isinstance(error, OSError):

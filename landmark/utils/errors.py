@@ -23,8 +23,11 @@ class Diverged(UserError):
 
 
 class Stopped(SystemExit):
-    """A signal ended a training after its checkpoint was written. The exit code is 128 + the signal's number."""
+    """A signal, or trainer.max_time, ended a training after its checkpoint was written. The exit code is 128 + the
+    signal's number, or 124, as of `timeout`.
+    """
 
-    def __init__(self, by: signal.Signals, checkpoint: Path) -> None:
-        super().__init__(128 + by)
-        self.message = f"stopped by {by.name}, {checkpoint} is written: the same command goes on from there"
+    def __init__(self, by: signal.Signals | None, checkpoint: Path) -> None:
+        super().__init__(124 if by is None else 128 + by)
+        name = "trainer.max_time" if by is None else by.name
+        self.message = f"stopped by {name}, {checkpoint} is written: the same command goes on from there"

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from safetensors.torch import save as save_tensors
 
 import landmark
 from landmark.cli import main as app
-from landmark.cli.composing import read_arguments, settings_found
 from landmark.cli.terminal import said
 from landmark.experiment.config import to_config
 from landmark.experiment.config.schema import TASKS
@@ -85,22 +85,20 @@ def bad_command(draw: random.Random, every: list[str]) -> list[str]:
     return [*BASE, f"model={draw.choice(('landmark', 'transformer', 'transformer_xl', 'pretrained'))}", *wrong]
 
 
-def test_bad_commands(here, monkeypatch):
+def test_bad_commands(here):
     draw = random.Random(SEED)
     every = [key for key in keys(compose_conf([])) if key not in OUTSIDE]
-    monkeypatch.setattr(app, "settings_found", contextlib.nullcontext)
-    with settings_found():
-        for _ in range(COUNT):
-            words = bad_command(draw, every)
-            case = f"{words!a}; seed {SEED}"
-            with ending(case):
-                ended = here(*words)
-            assert "Traceback" not in ended.err, f"{case}\n{ended.err}"
-            assert ended.code in (0, 2), case
-            said = ended.err.count("error: ")  # a sweep names each job that fails
-            assert ended.code == 0 or said == 1 or ("-m" in words and said), f"{case}\n{ended.err}"
-            wrong = r"\b(nan|inf) ?(([KMG]B?|B|m?s|min|h|FLOPs|nats|tokens)\b|%|±)"
-            assert not re.search(wrong, ended.out), f"{case}\n{ended.out}"
+    for _ in range(COUNT):
+        words = bad_command(draw, every)
+        case = f"{words!a}; seed {SEED}"
+        with ending(case):
+            ended = here(*words)
+        assert "Traceback" not in ended.err, f"{case}\n{ended.err}"
+        assert ended.code in (0, 2), case
+        said = ended.err.count("error: ")  # a sweep names each job that fails
+        assert ended.code == 0 or said == 1 or ("-m" in words and said), f"{case}\n{ended.err}"
+        wrong = r"\b(nan|inf) ?(([KMG]B?|B|m?s|min|h|FLOPs|nats|tokens)\b|%|±)"
+        assert not re.search(wrong, ended.out), f"{case}\n{ended.out}"
 
 
 @pytest.fixture
@@ -154,7 +152,9 @@ def checkpoint(home: Path) -> object:
 
 
 def own_settings(home: Path) -> object:
-    app.start(read_arguments(["--config-dir", str(home / "mine"), "+experiment=own", *BASE]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["run.py", "--config-dir", str(home / "mine"), "+experiment=own", *BASE])
+        app.main()
     return None
 
 

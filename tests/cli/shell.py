@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import hydra
 import pytest
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from landmark.cli import main as app
@@ -39,6 +42,10 @@ def compose(config_name: str, overrides: list[str]) -> DictConfig:
 _composer = Composer(lambda words: hydra.compose("config", overrides=words))
 
 
+def _mode(overrides: list[str]) -> RunMode | None:
+    return RunMode.MULTIRUN if "hydra.mode=MULTIRUN" in overrides else None
+
+
 class Here:
     """Carries out commands in this process, in a folder."""
 
@@ -48,8 +55,11 @@ class Here:
 
     def __call__(self, *words: str) -> Ended:
         self._monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        has_settings = any(word.startswith("--config-dir") for word in words)
+        has_settings = any(word.startswith(("--config", "-c")) for word in words)
         self._monkeypatch.setattr(rows, "compose", hydra.compose if has_settings else compose)
+        # Whether a command is a sweep, Hydra asks by composing the whole once more.
+        self._monkeypatch.setattr(Hydra, "get_mode", lambda _, config_name, overrides: _mode(overrides))
+        HydraConfig.instance().cfg = None
         code: object = 0
         try:
             app.main()

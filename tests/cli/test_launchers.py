@@ -14,8 +14,8 @@ from landmark.utils.files import read_json
 from tests.configurations import TINY
 from tests.forked import free_port, python, wait_for
 
-pytest.importorskip("submitit")
-pytest.importorskip("joblib")
+pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
 ROOT = Path(__file__).parents[2]
 SBATCH = """#!/bin/bash
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
@@ -88,10 +88,10 @@ def slurm(folder, **variables):
 
 def test_slurm_gets_an_array(tmp_path):
     arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_2048"]
-    cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=4"]
+    cluster = ["hydra/launcher=slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=4"]
     done = start(*arguments, *cluster, environment=slurm(tmp_path))
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "sweeps" / ".submitit"
+    (folder,) = tmp_path.glob("multirun/*/*/.submitit")
     script = (folder / "7" / "7_submission.sh").read_text()
     asked = {"array=0-1%2", "gpus-per-node=4", "partition=gpu", "time=1440", "signal=USR2@120", "ntasks-per-node=1"}
     assert asked <= set(re.findall(r"^#SBATCH --(.*)$", script, re.M))
@@ -102,10 +102,10 @@ def test_slurm_gets_an_array(tmp_path):
 def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
     """A process on each, of which the first prepares, tells the other what to train, and writes the record."""
     arguments = ["-m", *TINY, f"output={tmp_path}", "task=train", "row=plain_512", "trainer=ddp"]
-    cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=1"]
+    cluster = ["hydra/launcher=slurm", "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=1"]
     environment = slurm(tmp_path, NODES="0 1", MASTER_PORT=str(free_port()))
     done = start(*arguments, *cluster, "trainer.accelerator=cpu", environment=environment)
-    folder = tmp_path / "sweeps" / ".submitit" / "7"
+    (folder,) = tmp_path.glob("multirun/*/*/.submitit/7")
     logs = [file.read_text() for file in sorted(folder.glob("7_*_log.*"))]
     assert done.returncode == 0, (done.stderr, logs)
     assert "#SBATCH --nodes=2" in (folder / "7_submission.sh").read_text()

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from landmark.cli import main
-from landmark.cli.composing import read_arguments
 from landmark.experiment.config import schema, to_config
 from landmark.experiment.config.rows import quoted
 from landmark.experiment.runs import runner
@@ -32,7 +31,7 @@ TEXTS += [r"C:\new, end\ ", r"a\b\\", r"\"x\" ${seed}, \${seed}", "a = b", "${se
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_prompt_is_the_text_that_was_typed_and_what_is_quoted_for_hydra_is_read_as_it_stands(text):
-    typed = read_arguments([f"prompt={text}", quoted(f"data.path={text}"), "prompt_file=a"]).words
+    typed = [main._as_typed(word) for word in (f"prompt={text}", quoted(f"data.path={text}"), "prompt_file=a")]
     config = to_config(compose_conf(typed))
     assert (config.prompt, config.data.path) == (text, text)
 
@@ -163,7 +162,7 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     planned = capsys.readouterr().out
     assert "missing: 1 run, 5 rows" in planned
     assert re.search(r"^row landmark_2048 +done", planned, re.MULTILINE)
-    assert re.search(r"on a cluster: python .* -m .*task=train run=transformer-\S+ hydra/launcher=submitit", planned)
+    assert re.search(r"on a cluster: python .* -m .*task=train run=transformer-\S+ hydra/launcher=slurm", planned)
     assert "measured, 1 run" in planned
 
 

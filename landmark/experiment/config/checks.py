@@ -177,6 +177,12 @@ _NEEDED = (
         lambda c: not c.model.masked,
     ),
     Used(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
+    Used(
+        ("trainer.gradient_clip_val",), "whole windows, not transformer_xl", lambda c: c.model.kind != "transformer_xl"
+    ),
+    Used(
+        ("trainer.gradient_clip_algorithm",), "trainer.gradient_clip_val", lambda c: bool(c.trainer.gradient_clip_val)
+    ),
     Used(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
     Used(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
     Used(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
@@ -223,6 +229,12 @@ def check(config: Config) -> None:
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
     if not re.fullmatch(r"auto|[1-9]\d*|\d+(,\d+)+,?|\d+,", devices := str(config.trainer.devices)):
         raise UserError(f"trainer.devices={devices}: must be auto, a number from 1 on, or numbers like 0,1")
+    for key, nodes in (("callbacks", config.callbacks), ("logger", config.logger.nodes)):
+        for name, node in nodes.items():
+            if node is not None and not (isinstance(node, dict) and isinstance(node.get("_target_"), str)):
+                raise UserError(f"{key}.{name}={node}: must be a mapping with _target_, the name of a class")
+    if not _is_duration(limit := config.trainer.max_time):
+        raise UserError(f"trainer.max_time={limit}: must be DD:HH:MM:SS, or a mapping, as {{hours: 1, minutes: 30}}")
     if config.model.name is not None and config.start is not None and not config.model.as_is:
         raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
     if config.model.name == "":
@@ -239,6 +251,13 @@ def check(config: Config) -> None:
     _check_evaluation(config)
     if config.model.masked:
         _check_masked(config)
+
+
+def _is_duration(value: Any) -> bool:
+    if isinstance(value, dict):
+        units = {"weeks", "days", "hours", "minutes", "seconds"}
+        return value.keys() <= units and all(isinstance(each, int | float) for each in value.values())
+    return value is None or re.fullmatch(r"\d+:\d\d:\d\d:\d\d", str(value)) is not None
 
 
 def check_task(config: Config) -> None:

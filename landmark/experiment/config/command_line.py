@@ -1,43 +1,65 @@
-"""The command line of this process: what was typed, and the commands that it suggests."""
+"""The command line of this process: what Hydra knows of it, and the commands that it suggests."""
 
 import re
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from landmark.utils.source_tree import INSTALLED
 
 PROGRAM = "landmark"
+OWN_SETTINGS = "command-line"  # Hydra's name for the folder of `--config-dir`
 
 
 @dataclass(frozen=True)
 class StartedJob:
-    """What this process carries out: a typed command, or one job of a sweep. words: its overrides. launcher: which
-    started it (`submitit_slurm`), by the overrides launcher_words. name, number: of a job, its values of what is swept,
-    and its place.
+    """The job that Hydra has begun. words: its overrides. launcher: of a sweep's job, if it is not Hydra's basic one
+    (`submitit_slurm`), with its own overrides in launcher_words. number: of a sweep's job. values: of a sweep's job the
+    keys that are swept, with its values.
     """
 
     words: list[str] = field(default_factory=list)
+    config_name: str = "config"
     config_dir: Path | None = None
     launcher: str | None = None
     launcher_words: list[str] = field(default_factory=list)
-    name: str | None = None
     number: int | None = None
-
-
-_started = StartedJob()
-
-
-def begin(job: StartedJob) -> None:
-    """Note what this process carries out from here on."""
-    global _started
-    _started = job
+    values: dict[str, str] = field(default_factory=dict)
 
 
 def started() -> StartedJob:
-    """The job that this process has begun."""
-    return _started
+    """The job of this process; an empty one outside of Hydra."""
+    if not HydraConfig.initialized():
+        return StartedJob()
+    hydra = HydraConfig.get()
+    words = as_typed(hydra.overrides.task)
+    own = [Path(source.path) for source in hydra.runtime.config_sources if source.provider == OWN_SETTINGS]
+    job = StartedJob(words, hydra.job.config_name or "config", own[0] if own else None)
+    if OmegaConf.is_missing(hydra.job, "num"):
+        return job
+    launcher, fixed = hydra.runtime.choices.get("hydra/launcher"), hydra.job.config.override_dirname.exclude_keys
+    parsed = OverridesParser.create().parse_overrides(words)
+    swept = [each for each in parsed if each.key_or_group not in fixed]
+    return replace(
+        job,
+        launcher=None if launcher == "basic" else launcher,
+        launcher_words=[
+            word for word in as_typed(hydra.overrides.hydra) if re.match(r"[+~]*hydra[/.]launcher\b", word)
+        ],
+        number=hydra.job.num,
+        values={each.get_key_element(): (each.input_line or "").partition("=")[2] for each in swept},
+    )
+
+
+def as_typed(overrides: Any) -> list[str]:
+    """Overrides in Hydra's settings, their references (`${…}`) as they stand."""
+    return cast(list[str], OmegaConf.to_container(overrides, resolve=False))
 
 
 def program() -> list[str]:
@@ -52,7 +74,8 @@ def program() -> list[str]:
 
 def typed_words() -> list[str]:
     """The command line; in a job that a launcher started, the command line of this job alone."""
-    return [*program(), *(sys.argv[1:] if _started.launcher is None else _started.words)]
+    job = started()
+    return [*program(), *(sys.argv[1:] if job.launcher is None else job.words)]
 
 
 def suggested_command(*more: str, multirun: bool = False) -> str:

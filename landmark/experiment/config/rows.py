@@ -9,10 +9,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar, get_type_hints
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, OverrideParseException
@@ -24,7 +26,7 @@ from landmark.experiment.config.checks import check as check_settings
 from landmark.experiment.config.checks import resolve, unused
 from landmark.experiment.config.command_line import is_of_hydra, started
 from landmark.experiment.config.saved import to_saved
-from landmark.experiment.config.schema import GROUPS, TASKS
+from landmark.experiment.config.schema import GROUPS, TASKS, elsewhere
 from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.source_tree import CONF
 
@@ -53,18 +55,19 @@ class Row:
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
-    """Compose conf/config.yaml with these overrides. Raises UserError for a setting of Hydra: some import packages."""
+    """Compose the settings of this command with these overrides. Raises UserError for a setting of Hydra."""
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
-        if override.is_delete() and not override.key_or_group.startswith("rows."):
-            raise UserError(f"{override.input_line}: no setting can be taken out, give it another value")
-        if override.is_sweep_override():
-            raise UserError(_unreadable(override.input_line or "", " as one value: with -m it is a job of each; else"))
-    try:
-        return compose(config_name="config", overrides=overrides)
-    except RecursionError as error:
-        raise UserError("a file of settings includes itself, or a setting in it is nested too deep") from error
+    return compose(config_name=started().config_name, overrides=overrides)
+
+
+@contextmanager
+def composed_again() -> Iterator[None]:
+    """Have Hydra find settings where it has begun a job without them (`--experimental-rerun`)."""
+    is_ready = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_ready else initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
 
 
 def select(
@@ -86,8 +89,10 @@ def select(
     if not texts and config.start is not None:
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
-        _check_own(config, overrides)
-        return [_row(started().name or config.name, config, overrides, check)]
+        job = started()
+        if job.number is None:  # a sweep has checked all jobs together
+            _check_own(config, overrides)
+        return [_row(cell_names([job.values])[0] or config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
     own_alone = ("row", "rows", "task")
     shared = [each.input_line or "" for each in parse(overrides) if each.key_or_group not in own_alone]
@@ -154,9 +159,17 @@ def combinations(choices: Iterable[Sequence[_T]], what: str) -> Iterator[tuple[_
     return itertools.product(*choices)
 
 
-def cell_name(values: Mapping[str, str]) -> str:
-    """A name for the values of some keys: `landmark_k4_local250`. A choice of a group is its own name."""
-    return "_".join(f"{key.rpartition('.')[2] if '.' in key else ''}{value}" for key, value in values.items())
+def cell_names(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    """A name for the values of some keys in each cell: `landmark_k4_local250`. A choice of a group is its own name."""
+    names: dict[str, None] = {}
+    for values in cells:
+        parts = ("" if _is_group(key) else key.lstrip("+").rpartition(".")[2] for key in values)
+        plain = (re.sub(r"[^\w.=+-]+", "-", value).strip("-") for value in values.values())
+        name = made = "_".join(f"{part}{value}" for part, value in zip(parts, plain))
+        while made in names:
+            made = f"{name}-{len(names)}"
+        names[made] = None
+    return list(names)
 
 
 def _check_own(config: Config, overrides: Sequence[str]) -> None:
@@ -263,9 +276,12 @@ def _parse(override: str) -> Override:
 
 def _sets_a_value(override: Override) -> bool:
     """Whether an override changes a value, and no choice of a group."""
-    key = override.key_or_group
-    is_group = override.package is not None or key in GROUPS or (CONF / key).is_dir()
+    is_group = override.package is not None or _is_group(override.key_or_group)
     return override.type is OverrideType.CHANGE and not is_group
+
+
+def _is_group(key: str) -> bool:
+    return key in GROUPS or (CONF / key.lstrip("+")).is_dir()
 
 
 def one_line(error: BaseException) -> str:
@@ -281,12 +297,16 @@ def one_line(error: BaseException) -> str:
             parts.append(text)
     text = re.sub(r":; ", ": ", "; ".join(parts))
     text = re.sub(r"(Available options in '[^']*': )(.*)", lambda m: m[1] + m[2].replace("; ", ", "), text)
-    if missing := re.search(r"Key '(\w+)' not in '\w+'", text):
+    if missing := re.search(r"Key '(\w+)' (?:not in '\w+'|is not in struct)", text):
         given = re.search(rf"'([\w.]*\b{missing[1]})'", text)
         key, known = given[1] if given else missing[1], _keys()
+        if told := elsewhere(key):
+            return told
         same = [each for each in known if each.endswith(f".{missing[1]}")]
         if near := same or difflib.get_close_matches(key, known, 1):
             return f"{key}: there is no such setting; did you mean {' or '.join(near)}?"
+    if found := re.search(r"Ambiguous value for argument '(.*)'; 1\.", text):
+        return _unreadable(found[1], " as one value: with -m it is a job of each; else")
     if found := re.search(r"Error merging override (.*); Cannot convert '\w+' to string", text):
         return _unreadable(found[1], " as one text;")
     if kind := re.search(r"Error merging override (.*); Cannot assign \w+ to (Dict|List)", text):

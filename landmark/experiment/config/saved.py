@@ -1,5 +1,6 @@
 """A configuration in files: the values other than the defaults, which therefore never change."""
 
+import re
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,13 +24,23 @@ def to_saved(config: Config) -> dict[str, Any]:
 def from_saved(values: dict[str, Any], where: str = "start_run", remedy: str = "") -> Config:
     """The inverse of `to_saved`. where, remedy: ends of the message. Raises UserError for an unknown or wrong value."""
     try:
-        return to_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), values)), is_command=False)
+        saved = OmegaConf.merge(OmegaConf.structured(Config), _as_text(values))
+        return to_config(cast(DictConfig, saved), is_command=False)
     except ConfigKeyError as error:
         key = str(error.full_key)
         removed = "there is no such setting; experiments/tried.md has those that were removed"
         raise UserError(f"{where}: {key}={flat(values).get(key)}: {removed}") from None
     except (OmegaConfBaseException, UserError) as error:
         raise UserError(f"{where}: {str(error).splitlines()[0]}{remedy}") from None
+
+
+def _as_text(value: Any) -> Any:
+    """A value whose texts are no references (`${…}`): a file that was downloaded could ask for what no setting says."""
+    if isinstance(value, dict):
+        return {key: _as_text(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_text(each) for each in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def write_launch(folder: Path, config: Config) -> None:

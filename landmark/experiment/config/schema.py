@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -19,7 +19,6 @@ from landmark.utils.setting import one_of, setting
 from landmark.utils.trust import name_modules
 
 SYNTHETIC = ("passkey",)  # tasks: samples are made as needed, and answers to prompts are evaluated
-MOST_REFERENCES = 20  # to other settings: a value of two that have two each, and so on, would fill the memory
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 QUESTIONS = (*RULER_TASKS, "passkey")
 COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
@@ -102,9 +101,35 @@ class TrainConfig:
     log_every: int = setting(50, least=1)  # steps
 
 
+# Arguments of `lightning.Trainer` that `trainer` passes on as they are; null: Lightning's default.
+PASSED_ON = (
+    *("max_time", "gradient_clip_val", "gradient_clip_algorithm", "profiler", "detect_anomaly", "deterministic"),
+    *("benchmark", "inference_mode", "plugins", "sync_batchnorm", "enable_progress_bar", "enable_model_summary"),
+    *("enable_autolog_hparams", "model_registry"),
+)
+CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")  # those that decide weights
+_ONE_PASS = "a training takes each of its windows once, in an order that a resumed one finds again"
+# The other arguments: what says it here, or why nothing can.
+ELSEWHERE = {
+    **dict.fromkeys(("max_steps", "min_steps", "max_epochs", "min_epochs"), "train.steps"),
+    **dict.fromkeys(("limit_train_batches", "overfit_batches"), f"train.steps or data.max_documents: {_ONE_PASS}"),
+    **dict.fromkeys(("accumulate_grad_batches",), "train.micro_batch, the windows of a part"),
+    **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch"), "train.validate_every"),
+    **dict.fromkeys(("limit_val_batches", "num_sanity_val_steps"), "train.validate_batches"),
+    **dict.fromkeys(("limit_test_batches", "limit_predict_batches"), "eval.tokens"),
+    **dict.fromkeys(("reload_dataloaders_every_n_epochs", "use_distributed_sampler"), f"nothing: {_ONE_PASS}"),
+    **dict.fromkeys(
+        ("enable_checkpointing", "barebones"), "train.checkpoint_every: without checkpoints nothing resumes"
+    ),
+    **{"fast_dev_run": "+debug=limit", "log_every_n_steps": "train.log_every", "precision": "train.precision"},
+    **{"default_root_dir": "output", "logger": "the group logger", "callbacks": "the group callbacks"},
+    "num_nodes": "srun or torchrun, which starts a process for each device",
+}
+
+
 @dataclass
-class TrainerConfig:
-    """Where to compute, and for how long."""
+class TrainerConfig(make_dataclass("Passed", [(name, Any, None) for name in PASSED_ON])):
+    """Where to compute, and for how long; and Lightning's arguments."""
 
     accelerator: str = one_of("auto", "cpu", "gpu", "cuda")
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
@@ -221,11 +246,14 @@ class TeachConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
+    """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables.
+    Other keys are Lightning's loggers, each a node with `_target_`.
+    """
 
     service: str = one_of("wandb", "csv")  # csv: nowhere else
     weights: bool = False  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
+    nodes: dict[str, Any] = field(default_factory=dict)  # those loggers by their keys, filled in
 
 
 @dataclass
@@ -266,6 +294,7 @@ class Config:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    callbacks: dict[str, Any] = field(default_factory=dict)  # of Lightning, each a node with `_target_`
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     cmt: CmtConfig = field(default_factory=CmtConfig)
@@ -298,7 +327,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
     "positions": {"standard": {"p_jump": 1}, "jumps": {"p_jump": 100}},
-    "logger": {name: {"service": name} for name in ("wandb", "csv")},
+    "logger": {name: {"service": name} for name in ("wandb", "csv")},  # conf/logger has others
     "trainer": {
         "auto": {"accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
         "cpu": {"accelerator": "cpu", "devices": 1},
@@ -310,10 +339,31 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+@dataclass
+class Schema(Config):
+    """What Hydra composes. Beside its own keys, `logger` has loggers of any name; without `service` none is W&B's."""
+
+    logger: dict[str, Any] = field(default_factory=lambda: asdict(LoggerConfig(service="csv")))  # pyright: ignore
+
+
+def _logger(values: dict[str, Any]) -> LoggerConfig:
+    own = {item.name for item in fields(LoggerConfig)}
+    nodes = {key: value for key, value in values.items() if key not in own}
+    known = {key: value for key, value in values.items() if key in own}
+    typed = OmegaConf.merge(OmegaConf.structured(LoggerConfig), known | {"nodes": known.get("nodes", {}) | nodes})
+    return OmegaConf.to_object(typed)  # pyright: ignore[reportReturnType]
+
+
+def elsewhere(key: str) -> str | None:
+    """A line for an argument of Lightning's Trainer that another setting gives."""
+    name = key.removeprefix("trainer.")
+    return f"{key}: Lightning's {name} is set by {ELSEWHERE[name]}" if name in ELSEWHERE else None
+
+
 def register() -> None:
     """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults, and the small groups."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    store.store(name="schema", node=Schema)
     for group, options in GROUPS.items():
         for name, values in options.items():
             store.store(group=group, name=name, node=values)
@@ -323,21 +373,20 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     """Plain dataclasses from a composed config, interpolations resolved. is_command: modules that it names may be
     imported. Raises UserError for an unknown key and a missing value.
     """
-    if str(OmegaConf.to_container(composed)).count("${") > MOST_REFERENCES:
-        raise UserError(f"more than {MOST_REFERENCES} values are those of other settings (${{KEY}}): write them out")
     try:
         config = OmegaConf.to_object(composed)
+        if isinstance(config, Schema):
+            own = {item.name: getattr(config, item.name) for item in fields(Config)}
+            config = Config(**own | {"logger": _logger(config.logger)})
     except OmegaConfBaseException as error:
         hint = ": in a text write \\${…}" if isinstance(error, InterpolationKeyError) else ""
         raise UserError(str(error).splitlines()[0] + hint) from error
     if not isinstance(config, Config):
-        raise TypeError("the composed config does not follow the schema: `schema` is missing in its defaults")
+        raise UserError("these settings do not follow the schema: begin their defaults with `- config`")
     for message in _misfits(config, Config):
         raise UserError(message)
     if unknown := _unknown_keys(composed, config):
-        raise UserError(
-            f"unknown key {', '.join(unknown)}: see landmark/experiment/config/schema.py for those that exist"
-        )
+        raise UserError(elsewhere(unknown[0]) or f"unknown key {', '.join(unknown)}: --help shows those that exist")
     if is_command:
         read = config.output, config.run, config.model.name, *map(str, config.memory.loaded)
         scorer = config.retrieval.scorer
@@ -370,6 +419,6 @@ def _unknown_keys(composed: DictConfig, config: Any, prefix: str = "") -> list[s
     known = {item.name: getattr(config, item.name) for item in fields(config)}
     unknown = [f"{prefix}{key}" for key in composed if key not in known]
     for name, value in known.items():
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, LoggerConfig) and name in composed:
             unknown += _unknown_keys(composed[name], value, f"{prefix}{name}.")
     return unknown

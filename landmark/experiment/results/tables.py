@@ -179,7 +179,7 @@ def _first_like(rows: Mapping[str, Sequence[Record]], records: Sequence[Record],
 
 def _difference(rows: Sequence[Record], others: Sequence[Record], text: Text) -> Mean | None:
     """Difference of two rows, paired seed by seed."""
-    if len({kind_of(record["results"]) for record in [*rows, *others]}) > 1:
+    if len(rows) != len(others) or len({kind_of(record["results"]) for record in [*rows, *others]}) > 1:
         return None
     if any("segments" not in record["results"] for record in [*rows, *others]):
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.experiment.config import SYNTHETIC, Config
-from landmark.experiment.config.schema import LANDMARKS, UNIQUE_BLOCKS, memory_settings
+from landmark.experiment.config.schema import CLIPPING, LANDMARKS, UNIQUE_BLOCKS, memory_settings
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.utils.constants import (
     ANSWER_WEIGHT,
@@ -32,6 +32,11 @@ _OPTIMISATION = (
     *("steps", "batch_size", "length", "cut_as", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
+# Lightning's callbacks that change no weight: a run with them is the same run.
+_WATCHING = {
+    *("LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor", "ModelCheckpoint", "ModelSummary"),
+    *("RichModelSummary", "RichProgressBar", "TQDMProgressBar", "SpikeDetection"),
+}
 _PRETRAINED = ("kind", "block_size", "lora_rank")
 _ALWAYS = ("max_blocks", "k", "granularity", "scorer")
 
@@ -62,6 +67,11 @@ def run_settings(
         settings["tasks"] = [config.data.tasks, ANSWER_WEIGHT, RULER_SAMPLES_VERSION]
     if config.data.passkeys is not None:
         settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
+    if clipping := {key: value for key in CLIPPING if (value := getattr(config.trainer, key)) is not None}:
+        settings["trainer"] = clipping
+    nodes = [node for node in config.callbacks.values() if node and "_target_" in node]
+    if deciding := [node for node in nodes if node["_target_"].rpartition(".")[2] not in _WATCHING]:
+        settings["callbacks"] = deciding
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
     if (own := config.model.architecture) is not None and "." in own:

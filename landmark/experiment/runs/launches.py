@@ -12,6 +12,7 @@ from pathlib import Path
 from landmark.experiment.config import Config
 from landmark.experiment.config.command_line import override_key
 from landmark.experiment.config.saved import trained_with
+from landmark.experiment.config.schema import CLIPPING
 from landmark.experiment.runs.identity import digest
 from landmark.experiment.runs.jobs import Job
 from landmark.experiment.runs.records import Contents, Records
@@ -118,5 +119,6 @@ def _effective(overrides: Sequence[str]) -> list[str]:
     return [
         word
         for word in overrides
-        if not any(override_key(word) == key or override_key(word).startswith(f"{key}.") for key in _WITHOUT_EFFECT)
+        if override_key(word).removeprefix("trainer.") in CLIPPING
+        or not any(override_key(word) == key or override_key(word).startswith(f"{key}.") for key in _WITHOUT_EFFECT)
     ]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
@@ -134,13 +134,42 @@ class Interruption:
         self._came = signal.Signals(signum)
 
 
+class TimeLimit(Timer):
+    """Lightning's `max_time` of one start, at the end of a step: a training that goes on has all of it again."""
+
+    is_over = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        if ends_step(trainer, batch_idx):
+            before = trainer.should_stop
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            self.is_over = trainer.should_stop and not before
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
 class CheckpointCallback(Checkpoint):
     """Saves a checkpoint at fixed steps, at the last step and after a signal, after all callbacks."""
 
     def __init__(
-        self, folder: Path, every: int, last_step: int, settings: dict[str, Any], interruption: Interruption
+        self,
+        folder: Path,
+        every: int,
+        last_step: int,
+        settings: dict[str, Any],
+        interruption: Interruption,
+        limit: "TimeLimit | None" = None,
     ) -> None:
-        """every: optimizer steps between checkpoints. settings: the run's identity, saved in each checkpoint."""
+        """every: optimizer steps between checkpoints. settings: the run's identity, saved in each checkpoint. limit:
+        of the time, after which the training ends with Stopped.
+        """
+        self.limit = limit
         self.folder = folder
         self.every = every
         self.last_step = last_step
@@ -157,10 +186,12 @@ class CheckpointCallback(Checkpoint):
             return
         step = trainer.global_step
         stop = self.interruption.stop_requested(trainer)
-        if step % self.every == 0 or step == self.last_step or stop:
+        if step % self.every == 0 or step == self.last_step or stop or trainer.should_stop:
             self._save(trainer, step)
         if stop:
             self.interruption.pass_on(checkpoint_path(self.folder, step))
+        if self.limit is not None and self.limit.is_over and step < self.last_step:
+            raise Stopped(None, checkpoint_path(self.folder, step))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[SETTINGS] = self.settings

@@ -1,22 +1,29 @@
 """Train one run, from its newest checkpoint if there is one, and save its weights."""
 
+import inspect
 import logging
 import math
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from hydra.utils import get_class, instantiate
 from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 
 from landmark.experiment.config.saved import LAUNCH, RUN
+from landmark.experiment.config.schema import PASSED_ON
 from landmark.experiment.data.datamodule import WindowDataModule
 from landmark.experiment.training.checkpointing import (
     AtomicCheckpointIO,
     CheckpointCallback,
     Interruption,
+    TimeLimit,
     find_checkpoint,
 )
 from landmark.experiment.training.lightning_module import LanguageModelTraining
@@ -60,7 +67,9 @@ def train(
 
     data = WindowDataModule(corpus, tokenizer, config)
     data.start_step = step
+    others = instances("callbacks", config.callbacks)
     measurements = MeasurementCallback(
+        others=others,
         steps=settings.steps,
         log_every=settings.log_every,
         validate_every=settings.validate_every,
@@ -70,6 +79,10 @@ def train(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec).*")
+    for name in ("lightning.pytorch.profilers", "lightning.pytorch.callbacks.model_summary"):
+        logging.getLogger(name).setLevel(logging.INFO)  # what was asked for
+    has_bar = config.trainer.enable_progress_bar or any(isinstance(each, ProgressBar) for each in others)
+    limit = None if config.trainer.max_time is None else TimeLimit(config.trainer.max_time)
     with Interruption(settings.log_every) as interruption:
         trainer = _trainer(
             config,
@@ -77,10 +90,13 @@ def train(
             strategy=ShardedStrategy() if config.trainer.strategy == "fsdp" else config.trainer.strategy,
             callbacks=[
                 measurements,
-                ProgressCallback(measurements, run_dir.name),
-                CheckpointCallback(folder, settings.checkpoint_every, settings.steps, identity, interruption),
+                *([] if has_bar else [ProgressCallback(measurements, run_dir.name)]),
+                *others,
+                *([] if limit is None else [limit]),
+                CheckpointCallback(folder, settings.checkpoint_every, settings.steps, identity, interruption, limit),
             ],
-            logger=loggers,
+            logger=[*loggers, *instances("logger", config.logger.nodes, run_dir)],
+            enable_progress_bar=has_bar,
         )
         if trainer.world_size > 1 and started_together() is None:
             raise UserError(
@@ -100,7 +116,9 @@ def train(
             model.compile_parts()
         model.train()
         reset_peak_memory()
-        trainer.fit(module, datamodule=data, ckpt_path=path)
+        with _misconfigured():
+            trainer.fit(module, datamodule=data, ckpt_path=path)
+    measurements.steps = max(step, trainer.global_step)  # fewer where a callback has ended it
     whole = gathered(trainer)
     if trainer.is_global_zero:
         weights.save(model, run_dir, whole, beside=(RUN, LAUNCH))
@@ -109,22 +127,54 @@ def train(
 
 
 def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
-    team = started_together()
-    try:
+    team, own = started_together(), config.trainer
+    passed = {name: value for name in PASSED_ON if (value := getattr(own, name)) is not None}
+    profiler, plugins = passed.pop("profiler", None), passed.pop("plugins", None) or []
+    for name in ("max_time", "enable_progress_bar"):
+        passed.pop(name, None)
+    if isinstance(profiler, dict):
+        profiler = instances("trainer", {"profiler": profiler})[0]
+    if isinstance(plugins, list):
+        plugins = {str(number): each for number, each in enumerate(plugins)}
+    with _misconfigured():
         return Trainer(
             default_root_dir=run_dir,
-            accelerator=config.trainer.accelerator,
-            devices=config.trainer.devices,
+            accelerator=own.accelerator,
+            devices=own.devices,
             num_nodes=1 if team is None else team.machines,
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(), *instances("trainer.plugins", plugins)],
             limit_val_batches=0,  # `MeasurementCallback` validates
+            check_val_every_n_epoch=2,  # so EarlyStopping and ModelCheckpoint wait for it, and not for the last step
             use_distributed_sampler=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            profiler=profiler,
+            **{"enable_model_summary": False} | passed,
             **arguments,
         )
+
+
+def instances(key: str, nodes: Mapping[str, Any], save_dir: Path | None = None) -> list[Any]:
+    """What nodes with `_target_` stand for. save_dir: of those that take one and name none. Raises UserError."""
+    found = []
+    for name, node in nodes.items():
+        if node is None:
+            continue
+        try:
+            more = {}
+            if save_dir is not None and "save_dir" in inspect.signature(get_class(node["_target_"])).parameters:
+                more = {"save_dir": str(save_dir)}
+            found.append(instantiate({"_convert_": "all"} | more | node))
+        except Exception as error:  # of a class that somebody else has written
+            raise UserError(f"{key}.{name}: {in_one_line(error)}") from error
+    return found
+
+
+@contextmanager
+def _misconfigured() -> Iterator[None]:
+    """One line for what Lightning refuses."""
+    try:
+        yield
     except MisconfigurationException as error:
         raise UserError(f"trainer: {in_one_line(error)}") from error
 

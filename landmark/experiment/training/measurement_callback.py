@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,17 @@ class MeasurementCallback(Callback):
     """Measures and validates at fixed steps; after resuming too, as Lightning's own validation would not."""
 
     def __init__(
-        self, *, steps: int, log_every: int, validate_every: int, tokens_per_step: int, flops_per_token: float
+        self,
+        *,
+        steps: int,
+        log_every: int,
+        validate_every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        others: Sequence[Callback] = (),
     ) -> None:
-        """tokens_per_step: on all devices, landmarks included."""
+        """tokens_per_step: on all devices, landmarks included. others: callbacks that are told of validations."""
+        self.others = others
         self.steps = steps
         self.log_every = log_every
         self.validate_every = validate_every
@@ -50,9 +59,9 @@ class MeasurementCallback(Callback):
         rate = self.steps * self.tokens_per_step / max(self._clock.seconds, 1e-9)
         return {
             "steps": self.steps,
-            "train_loss": self.latest["train/loss"],
-            "validation_loss": self.latest["validation/loss"],
-            "validation_perplexity": self.latest["validation/perplexity"],
+            "train_loss": self.latest.get("train/loss"),
+            "validation_loss": self.latest.get("validation/loss"),
+            "validation_perplexity": self.latest.get("validation/perplexity"),
             "seconds": self._clock.seconds,
             "tokens_per_second": rate,
             "mfu": rate * self.flops_per_token / self.peak_flops if self.peak_flops else None,
@@ -86,6 +95,13 @@ class MeasurementCallback(Callback):
             row |= self._measure(trainer)
         if step % self.validate_every == 0 or step == self.steps:
             row |= self._validate(trainer, pl_module)
+        for key, value in row.items() if self.others else ():
+            pl_module.log(key, value, logger=False, on_step=True, on_epoch=False)
+        for hook in ("on_validation_start", "on_validation_end") if "validation/loss" in row else ():
+            for other in self.others:
+                getattr(other, hook)(trainer, pl_module)
+        if trainer.should_stop and not self._is_logged(step):
+            row |= self._measure(trainer)
         if row:
             self.latest |= row
             if trainer.is_global_zero:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from landmark.reading.templates import Template
@@ -49,6 +51,7 @@ class Chats:
         self.beginning: list[int] = ids[: ids.index(bare[0])] if bare else []  # ids before a text, as the model expects
         self.marks = next((marks for marks in REASONING if any(mark in self.template.source for mark in marks)), None)
         shown = "".join(self.marks or ()) + ("<|start|><|end|>" if self.marks is CHANNELS else "")
+        self._beginning_behind = dict[str, bool]()
         self._special_ids, self._marks_ids = set(special), {id for id, name in special.items() if name in shown}
 
     def text_ids(self, text: str, begins: bool = True) -> list[int]:
@@ -57,27 +60,60 @@ class Chats:
         return [*self.beginning, *ids] if begins else ids
 
     def ids(
-        self, messages: Messages, begins: bool = True, goes_on: bool = False, settings: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        begins: bool = True,
+        goes_on: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
     ) -> list[int]:
         """Ids of messages up to the beginning of the answer. begins: nothing was read before. goes_on: the last message
-        is the beginning of the answer. settings: of the template, as `enable_thinking`. Raises UserError as
-        `Template.render`.
+        is the beginning of the answer. settings: of the template, as `enable_thinking`. now: the time that the template
+        may write (None: that of the clock). Raises UserError as `Template.render`.
         """
         words = _Words()
-        protected = [{**each, "content": self._special.sub(words.hide, each["content"])} for each in messages]
-        text = self.text(protected, goes_on, settings)
+        hide = partial(_changed, lambda text: self._special.sub(words.hide, text))
+        protected = [{name: x if name == "role" else hide(x) for name, x in each.items()} for each in messages]
+        text = self.text(protected, goes_on, hide({**(settings or {})}), now)
         if not self.template:
             return self.text_ids(words.shown(text), begins)
         ids, count = self._ids_of_template(text, words), len(self.beginning)
         return ids[count:] if not begins and count and ids[:count] == self.beginning else ids
 
-    def text(self, messages: Messages, goes_on: bool = False, settings: Mapping[str, Any] | None = None) -> str:
+    def unseen(
+        self, messages: Messages, goes_on: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> list[tuple[int, str]]:
+        """The messages' numbers, and the names of their fields, that the template leaves out."""
+        marked, marks, values = (
+            [{**each} for each in messages],
+            dict[str, tuple[int, str]](),
+            list[tuple[int, str, Any]](),
+        )
+        for number, each in enumerate(messages):
+            for name in {"content", "name", "reasoning_content"} & {name for name, x in each.items() if x}:
+                mark = f"seen{len(marks)}x{uuid.uuid4().hex}"
+                marks[mark], marked[number][name] = (number, name), each[name] + mark
+            calls = (call.get("function") for call in each.get("tool_calls", ()))
+            values += ((number, "tool_calls", call.get("name")) for call in calls if isinstance(call, dict))
+            values.append((number, "tool_call_id", each.get("tool_call_id")))
+        text = self.text(marked, goes_on, settings)
+        unseen = {field for mark, field in marks.items() if mark not in text}
+        text = re.sub("|".join(marks) or "(?!)", "", text)  # templates check ids, to which no mark is added
+        return sorted(unseen | {(number, name) for number, name, x in values if isinstance(x, str) and x not in text})
+
+    def text(
+        self,
+        messages: Messages,
+        goes_on: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> str:
         """The text of messages up to the beginning of the answer, as `ids`."""
         end = f"end{uuid.uuid4().hex}"
         if goes_on:
             messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{end} "}]
         if self.template:
-            text = self.template.render(messages, not goes_on, settings or {})
+            text = self.template.render(messages, not goes_on, settings or {}, now)
         else:
             self.template.check(settings or {})
             gaps = ["" if each["content"][:1].isspace() else " " for each in messages]  # an answer has its own
@@ -100,15 +136,22 @@ class Chats:
             part = words.shown(text[at : found.start() if found else None])
             part = part.lstrip() if before is not None and before.rstrip else part  # as Phi-3's tokens do
             part = part.rstrip() if token is not None and token.lstrip else part
-            ids += self._ids_within(part, begins=not ids) if part else []
+            ids += self._ids_within(part, begins=before is None or self._begins_behind(str(before))) if part else []
             if found:
                 ids.append(self.tokenizer.convert_tokens_to_ids(found[0]))
                 at, before = found.end(), token
         return ids
 
+    def _begins_behind(self, token: str) -> bool:
+        """Whether the tokenizer takes a text behind a special token as one that begins, perhaps with a space."""
+        if token not in self._beginning_behind:
+            ids = self.tokenizer(f"{token}a", add_special_tokens=False)["input_ids"]
+            self._beginning_behind[token] = ids[1:] == self.text_ids("a", False)
+        return self._beginning_behind[token]
+
     def _ids_within(self, text: str, begins: bool) -> list[int]:
-        """Ids of ordinary text. Behind a token, a tokenizer of pieces must not put a space before it, as it does at the
-        beginning of a text: so it is read behind a line end.
+        """Ids of ordinary text. Where it does not begin, a tokenizer of pieces must not put a space before it, as it
+        does at the beginning of a text: so it is read behind a line end.
         """
         if not begins:
             line, both = (self.text_ids(each, False) for each in ("\n", f"\n{text}"))
@@ -138,9 +181,11 @@ class Chats:
         if self.marks is CHANNELS and (text.startswith("<|") or not text):
             return _split_channels(text, whole)
         begun = text.lstrip()
+        if not whole and opening.startswith(begun):  # it may become the mark, also once more behind the prompt's
+            return "", ""
         if not opened and not begun.startswith(opening):
-            return "", "" if not whole and opening.startswith(begun) else text
-        reasoning, closed, answer = (text if opened else begun).removeprefix(opening).partition(closing)
+            return "", text
+        reasoning, closed, answer = begun.removeprefix(opening).partition(closing)
         return (reasoning if closed or whole else _settled(reasoning, closing)).strip(), answer.lstrip()
 
 
@@ -159,6 +204,17 @@ def _settled(text: str, mark: str) -> str:
     """A text without an end that may be the beginning of a mark."""
     parts = (mark[:length] for length in range(len(mark) - 1, 0, -1))
     return text.removesuffix(next((part for part in parts if text.endswith(part)), ""))
+
+
+def _changed(change: Callable[[str], str], given: Any) -> Any:
+    """The same with all its texts changed, at any depth."""
+    if isinstance(given, str):
+        return change(given)
+    if isinstance(given, list):
+        return [_changed(change, each) for each in given]
+    if isinstance(given, dict):
+        return {change(name): _changed(change, each) for name, each in given.items()}
+    return given
 
 
 class _Words:

@@ -14,6 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -57,13 +58,15 @@ class Prompt:
     def is_chat(self) -> bool:
         return self.messages is not None
 
-    def ids(self, answering: Answering, begins: bool) -> list[int]:
-        """Up to the answer. begins: nothing was read before. Raises UserError as `Chats.ids` and `Answering.ids`."""
+    def ids(self, answering: Answering, begins: bool, now: datetime | None = None) -> list[int]:
+        """Up to the answer. begins: nothing was read before. now: as of `Chats.ids`. Raises UserError as `Chats.ids` and
+        `Answering.ids`.
+        """
         if self.messages is None and self.is_plain and isinstance(self.text, str):
             return answering.checked(answering.chats.text_ids(self.text, begins) if self.text else [])
         if self.messages is None:
             return answering.ids(self.text, begins)
-        return answering.chats.ids(self.messages, begins, self.goes_on, self.settings)
+        return answering.chats.ids(self.messages, begins, self.goes_on, self.settings, now)
 
     def about_nothing(self) -> Prompt:
         """The same with NULL in place of the text, or of the user's last message."""
@@ -97,7 +100,8 @@ class Session:
 
     answering: the model, which several sessions may share. owner: whose memories these are; another owner's are not
     used. ids, documents: what was read before the questions, as ids, and as texts with the character at which each
-    begins. messages: of a chat that was loaded.
+    begins. messages: of a chat that was loaded. began: when, which the model's template may write; a chat that is saved
+    keeps it, so that it is the same text on another day.
     """
 
     answering: Answering
@@ -106,6 +110,7 @@ class Session:
     documents: Callable[[], Sequence[tuple[int, Document]]] = lambda: ()
     messages: list[dict[str, str]] = field(default_factory=list)
     saved: Saved | None = None  # what is loaded where no memory is kept that has read the texts
+    began: datetime = field(default_factory=datetime.now)
 
     def __post_init__(self) -> None:
         self._cache: Any = None  # the memory that has answered, or read, last
@@ -163,6 +168,12 @@ class Session:
         if len(self._loaded) == 1 and file.is_file():  # of several, chats are texts too
             saved = read_json(file, {"before": int, "messages": list})
             self.ids, self.messages = self.ids[: saved["before"]], saved["messages"]
+            try:
+                self.began = datetime.fromisoformat(saved.get("began", self.began.isoformat()))
+            except (TypeError, ValueError):
+                raise UserError(
+                    f"{file}: began is {saved['began']!r}, which is no time: save the memory again"
+                ) from None
         self.saved = saved = Saved(len(self.ids), self._cache.ends, load)
         self.documents = lambda: documents_read(self.chats.decode, self.ids, None, self._loaded, saved.starts)
         return self
@@ -173,7 +184,7 @@ class Session:
         """
         if self._cache is None:
             raise UserError("there is nothing to save: nothing was read")
-        chat = {"before": len(self.ids), "messages": self.messages}
+        chat = {"before": len(self.ids), "messages": self.messages, "began": self.began.isoformat()}
         others = {CHAT: json.dumps(chat).encode()} if self.messages else {}
         self._cache.save(folder, others | beside_memory(self._read, next(iter(self._loaded), None)))
 
@@ -217,7 +228,7 @@ class Session:
         """
         if passages or from_passages:
             check_sources(self.answering.model)
-        own = prompt.ids(self.answering, begins=not self.ids)
+        own = self._ids(prompt, begins=not self.ids)
         ids = [*self.ids, *own]
         answer = self.new_answer(prompt, stop) if answer is None else answer
         in_text, found = True, Found([])
@@ -241,21 +252,24 @@ class Session:
 
     def new_answer(self, prompt: Prompt, stop: Sequence[str] = ()) -> Answer:
         """An answer of which nothing is there yet."""
-        ids = [*self.ids, *prompt.ids(self.answering, begins=not self.ids)]
+        ids = [*self.ids, *self._ids(prompt, begins=not self.ids)]
         return self.answering.new_answer(ids, prompt.is_chat, stop)
 
     def passages(self, prompt: Prompt, most: int, gone: threading.Event | None = None) -> list[Source]:
         """The passages behind the answer to a prompt that was asked last. Raises UserError where nothing was read."""
         if not self.ids or self._cache is None:
             raise UserError("passages are of the texts that were read before the question: there is none")
-        return self._find(prompt, prompt.ids(self.answering, begins=False), most, False, gone).sources
+        return self._find(prompt, self._ids(prompt, begins=False), most, False, gone).sources
 
     def _find(self, prompt: Prompt, own: list[int], most: int, alone: bool, gone: threading.Event | None) -> Found:
         """As `find`. own: the ids of the prompt."""
         if not self.ids:
             return Found([])
-        null = prompt.about_nothing().ids(self.answering, begins=False)
+        null = self._ids(prompt.about_nothing(), begins=False)
         return find(self.answering, self._cache, self.documents(), self.ids, own, null, most, alone, gone)
+
+    def _ids(self, prompt: Prompt, begins: bool) -> list[int]:
+        return prompt.ids(self.answering, begins, self.began)
 
     def _using(self, ids: list[int], in_text: bool = True) -> Any:
         """The memory that has read most of these ids, for one reader at a time. in_text: they begin with `self.ids`."""

@@ -7,6 +7,7 @@ import inspect
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -61,9 +62,18 @@ class Template:
                 )
             if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
                 raise UserError(f"the template's setting {name} must be a text, a number, true or false")
+            if str(value).lower() in ("true", "false") and isinstance(value, str):  # which a template takes for true
+                raise UserError(f"the template's setting {name} is the text {value!r}: leave out the quotes")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], answers: bool, settings: Mapping[str, Any]) -> str:
-        """The text of messages. answers: an answer begins at its end. settings: of the template. Raises UserError for
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answers: bool,
+        settings: Mapping[str, Any],
+        now: datetime | None = None,
+    ) -> str:
+        """The text of messages. answers: an answer begins at its end. settings: of the template. now: the time that the
+        template may write (None: that of the clock). Raises UserError for
         settings as `check`, for messages that it refuses, and where it does not end in SECONDS, or gives too much.
         """
         self.check(settings)
@@ -72,6 +82,7 @@ class Template:
         def render() -> None:
             try:
                 given = {"add_generation_prompt": answers, "tokenize": False, **settings}
+                given |= {} if now is None else {"strftime_now": now.strftime}
                 found.append(self._tokenizer.apply_chat_template(messages, **given))
             except BaseException as error:
                 found.append(error)

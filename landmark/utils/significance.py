@@ -24,29 +24,30 @@ CHANCE = 0.05  # a difference that is less probable by chance is shown
 @dataclass(frozen=True)
 class Text:
     """What the units of a text can be. span: tokens of a span. documents: the first token of each document of which a
-    token counts, ascending; None: not known.
+    token counts, ascending; None: not known. A span is of the document in which it begins.
     """
 
     span: int = 4096
     documents: Sequence[int] | None = None
 
-    def units(self, starts: Sequence[float]) -> tuple[str, list[int]]:
+    def units(self, starts: Sequence[float]) -> tuple[str, Sequence[float]]:
         """Documents or spans, the larger ones of which there are at least `LEAST`; and the unit of each stretch of text
         that starts at these tokens, ascending.
         """
-        found = [("spans", self._spans(starts))]
+        spans = self._spans(starts)
+        found = [("spans", spans)]
         if self.documents is not None:
-            found.insert(0, ("documents", [bisect_right(self.documents, start) for start in starts]))
+            found.append(("documents", [bisect_right(self.documents, span) for span in spans]))
         enough = [each for each in found if len(set(each[1])) >= LEAST]
         return min(enough or found, key=lambda each: len(set(each[1])) * (1 if enough else -1))
 
-    def _spans(self, starts: Sequence[float]) -> list[int]:
-        numbers, number, begin = [], -1, -math.inf
+    def _spans(self, starts: Sequence[float]) -> list[float]:
+        """For each stretch the first token of its span."""
+        found, begin = [], -math.inf
         for start in starts:
-            if start >= begin + self.span:
-                number, begin = number + 1, start
-            numbers.append(number)
-        return numbers
+            begin = start if start >= begin + self.span else begin
+            found.append(begin)
+        return found
 
 
 @dataclass(frozen=True)

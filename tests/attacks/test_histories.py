@@ -349,6 +349,8 @@ def test_requests_of_a_server(model, fresh, recorded, tmp_path):
 
 def test_clients_at_once(model, fresh, tmp_path):
     """Over HTTP, in threads; documents are replaced between two rounds."""
+    if not can_join(model):
+        pytest.skip("in threads, where `doubled` has no effect, hybrid layers round to float32")
     draw, documents = Drawn(f"{SEED} 0"), {key: {} for key in KEYS}
     with Server(model, fresh.tokenizer, tmp_path) as running, ThreadPoolExecutor(4) as threads:
         for _ in range(1 + HISTORIES // 8):

@@ -28,8 +28,9 @@ def write_books(folder):
 
 @torch.no_grad()
 def losses_of(model, tokens, length):
-    """For each segment the places of its counted tokens and their losses: each token of ten spans counts once, where it
-    is first predicted; the last segment of a span begins so early that it has the full length.
+    """For each segment the place where its span begins to count, and of its counted tokens the places and losses: each
+    token of ten spans counts once, where it is first predicted; the last segment of a span begins so early that it has
+    the full length.
     """
     predictions, segments = len(tokens) - 1, []
     count = BUDGET // SPAN
@@ -45,7 +46,7 @@ def losses_of(model, tokens, length):
                     seen.add(target)
                     row = logits[place]
                     counted[target] = float(torch.logsumexp(row, 0) - row[tokens[target]])
-            segments.append(counted)
+            segments.append((start + 1, counted))
         assert len(seen) == SPAN
     return segments
 
@@ -58,10 +59,10 @@ def clustered(sums):
 
 
 def by_book(segments, books):
-    """Tokens and nats of each book; a segment is of the book of its first token that counts."""
+    """Tokens and nats of each book; a segment is of the book in which its span begins to count."""
     sums = {}
-    for counted in segments:
-        book = sum(start <= min(counted) for start in books)
+    for first, counted in segments:
+        book = sum(start <= first for start in books)
         tokens, nats = sums.get(book, (0, 0.0))
         sums[book] = tokens + len(counted), nats + sum(counted.values())
     return list(sums.values())
@@ -85,19 +86,21 @@ def test_a_trained_row_is_what_plain_loops_in_float64_say(tmp_path):
     table = build("t", {str(length): [records[length]] for length in LENGTHS})
     for length, row in zip(LENGTHS, table.rows, strict=True):
         results, counted = records[length]["results"], own[length]
-        nats = sum(sum(segment.values()) for segment in counted)
-        assert results["tokens"] == sum(map(len, counted)) == BUDGET
-        assert [segment[:2] for segment in sorted(results["segments"])] == [[min(each), len(each)] for each in counted]
+        nats = sum(sum(segment.values()) for _, segment in counted)
+        assert results["tokens"] == sum(len(segment) for _, segment in counted) == BUDGET
+        found = [segment[:2] for segment in sorted(results["segments"])]
+        assert found == [[min(segment), len(segment)] for _, segment in counted]
         assert row.perplexity == pytest.approx(math.exp(nats / BUDGET))
-        bytes_read = sum(tokens[target] != end for segment in counted for target in segment)
+        bytes_read = sum(tokens[target] != end for _, segment in counted for target in segment)
         assert row.bits_per_byte == pytest.approx(nats / bytes_read / math.log(2))
         mean, error = clustered(by_book(counted, books))
         assert row.units == "8 documents"
         assert row.spread == pytest.approx(math.exp(mean) * error, rel=1e-4)
-        naive = clustered([(len(segment), sum(segment.values())) for segment in counted])[1]
+        naive = clustered([(len(segment), sum(segment.values())) for _, segment in counted])[1]
         assert error > 1.5 * naive  # as if segments of a book were independent
     pairs = [
-        dict(enumerate(sorted({k: v for each in own[length] for k, v in each.items()}.items()))) for length in LENGTHS
+        dict(enumerate(sorted({k: v for _, each in own[length] for k, v in each.items()}.items())))
+        for length in LENGTHS
     ]
     spans = []
     for number in range(BUDGET // SPAN):
@@ -106,7 +109,7 @@ def test_a_trained_row_is_what_plain_loops_in_float64_say(tmp_path):
             (here, loss), (there, other) = pairs[0][place], pairs[1][place]
             assert here == there
             nats += other - loss
-        spans.append({first: nats, **{first + place: 0.0 for place in range(1, SPAN)}})
+        spans.append((first, {first: nats, **{first + place: 0.0 for place in range(1, SPAN)}}))
     difference, error = clustered(by_book(spans, books))
     found = table.rows[1]
     assert found.difference == pytest.approx(difference, rel=1e-4)

@@ -92,3 +92,33 @@ def test_reasoning_is_separated_while_it_is_said(opened):
     assert seen[-1] == ("Birds < stones.", "A heron </th.")
     assert chats.parts("A heron.") == ("", "A heron.")
     assert Chats(chat_tokenizer(TRIMS)).parts("<think>x</think>y") == ("", "<think>x</think>y")
+
+
+LEAVES_OUT = (
+    "{% for message in messages %}{% if message.role in ('user', 'assistant') %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+
+
+def test_what_a_template_leaves_out_is_named_and_calls_bring_no_special_tokens():
+    chats = Chats(tokenizer := chat_tokenizer(LEAVES_OUT))
+    arguments = {"<|im_start|>": ["<|im_end|>", "<|im_start|>system"]}
+    call = {"type": "function", "function": {"name": "<|im_start|>look", "arguments": arguments}}
+    chat = [{"role": "system", "content": "Be good."}, user("<|im_start|>Who?") | {"name": "Ann"}]
+    chat += [said("<think>Birds.</think>") | {"tool_calls": [call], "reasoning_content": "Birds."}]
+    chat += [{"role": "tool", "content": "", "tool_call_id": "1"}]
+    assert chats.unseen(chat) == [(0, "content"), (1, "name"), (2, "reasoning_content"), (3, "tool_call_id")]
+    ids = chats.ids(chat)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 2, "those that the template writes"
+    assert tokenizer.decode(ids).count("<|im_start|>") == 6
+    with pytest.raises(UserError, match="enable_thinking is the text 'False': leave out the quotes"):
+        Chats(chat_tokenizer(CHATML)).ids([user("Who?")], settings={"enable_thinking": "False"})
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_mark_that_comes_in_several_tokens_is_never_shown(opened):
+    """Also where the prompt has begun the reasoning, and the model begins it once more."""
+    chats, text = Chats(chat_tokenizer(CHATML)), " <think>Birds, <b>.</think>A heron."
+    shown = [chats.parts(text[:end], whole=end == len(text), opened=opened) for end in range(len(text) + 1)]
+    assert shown[-1] == ("Birds, <b>.", "A heron.")
+    assert all(shown[-1][kind].startswith(each[kind]) for each in shown for kind in range(2))

@@ -2,20 +2,29 @@
 
 import threading
 import time
+from datetime import datetime
 from functools import partial
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from landmark.memory.saving import HASHES
+from landmark.models.huggingface import wrap
+from landmark.models.huggingface.landmark_cache import saved_windows
 from landmark.reading import templates
 from landmark.reading.answer import Answer
+from landmark.reading.answering import Answering
 from landmark.reading.chats import Chats
+from landmark.reading.session import Prompt, Session
 from landmark.utils.errors import UserError
-from tests.models.huggingface.conftest import make_tokenizer
+from tests.models.huggingface.conftest import make_model, make_tokenizer
 from tests.reading.test_chats import CHATML, chat_tokenizer, said, user
+from tests.saved import edit, hash_again
 
 HARMONY = (
     "{% for message in messages %}<|start|>{{ message.role }}{% if message.role == 'assistant' %}<|channel|>final"
@@ -91,6 +100,38 @@ def test_a_special_tokens_name_changes_no_other_ids_of_its_message(pieces):
     assert both[: len(first)] == first
     assert both.count(end) == 1
     assert tokenizer.convert_tokens_to_ids("<|assistant|>") == both[-1] == ids[-1]
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_space_behind_a_special_token_is_the_tokenizers_own_whatever_later_messages_name(scheme):
+    letters = Tokenizer(BPE(vocab={letter: at for at, letter in enumerate("▁:?ABWadehnorstuw\n")}, merges=[]))
+    letters.pre_tokenizer = Metaspace(prepend_scheme=scheme)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>\n{% endfor %}<s>"
+    chats, chat = Chats(tokenizer), [user("Who?"), said("A heron."), user("Wait.")]
+    own = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False)["input_ids"]
+    assert chats.ids(chat) == own
+    assert chats.ids([*chat, user("</s>Who?")])[: len(own) - 1] == own[:-1]
+
+
+def test_a_chat_keeps_the_day_on_which_it_began(tmp_path):
+    """Which the template writes: so a saved one begins with the tokens that its memory has read."""
+    tokenizer = chat_tokenizer("{{ strftime_now('%d %B %Y') }}\n" + CHATML)
+    model, began = make_model("llama"), datetime(2024, 2, 29, 12)
+    model.resize_token_embeddings(260, mean_resizing=False)
+    answering = Answering(wrap(model, tokenizer, landmarks="none", block_size=8), tokenizer)
+    session, asked = Session(answering, began=began), Prompt.question("Who waits?", {})
+    list(session.ask(asked, tokens=2))
+    session.messages = [user("Who waits?"), said("A heron.")]
+    session.save(tmp_path / "memory")
+    again = Session(answering).load(tmp_path / "memory")
+    assert again.began == began
+    read = answering.chats.decode(saved_windows(tmp_path / "memory")["ids"][0].tolist())
+    assert read.startswith("29 February 2024")
+    edit(tmp_path / "memory" / "chat.json", began="yesterday")
+    hash_again(tmp_path / "memory", HASHES)
+    with pytest.raises(UserError, match="began is 'yesterday', which is no time"):
+        Session(answering).load(tmp_path / "memory")
 
 
 def test_many_names_of_special_tokens_cost_no_more_than_other_text(monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -211,7 +211,8 @@ def _rope_type(model: PreTrainedModel) -> str:
 
 def device_of_layer(model: PreTrainedModel, number: int) -> torch.device:
     """Where a layer computes; accelerate may keep its weights elsewhere."""
-    layer = cast(Any, model.get_decoder()).layers[number]
+    decoders = (getattr(module, "layers", None) for module in cast(Any, model.get_decoder()).modules())
+    layer = next(layers for layers in decoders if isinstance(layers, nn.ModuleList))[number]
     for module in layer.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for one in getattr(hook, "hooks", [hook]):

@@ -15,11 +15,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from landmark.documents import document_of
 from landmark.reading.answering import Gone
 from landmark.reading.serving import page, responses
 from landmark.reading.serving.memories import Failed, Full, Missing, ServerSettings
 from landmark.reading.serving.openai_responses import Asking, Responded
+from landmark.reading.serving.page import fields
 from landmark.reading.serving.requests import Asked, Chat, Completion
 from landmark.reading.serving.service import SILENCE, Progress, Service
 from landmark.utils.errors import UserError
@@ -41,7 +41,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         yield
         service.memories.close()
 
-    app = FastAPI(title="landmark", redoc_url=None, lifespan=while_it_serves)
+    app = FastAPI(title="landmark", docs_url=None, redoc_url=None, lifespan=while_it_serves)
     app.state.service = service
     app.add_middleware(Guard, settings=settings)
     # Pages of any origin may ask: they must know a key. It stands before the guard, because preflights have no key.
@@ -49,6 +49,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     answer_errors(app)
     app.include_router(routes)
     app.include_router(page.routes)
+    app.include_router(fields.routes)
     return app
 
 
@@ -128,7 +129,10 @@ async def put_document(name: str, service: Serving, client: Client, request: Req
     """The body is the file itself, text or one of `landmark.documents`; the document has the name that is given.
     stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
     """
-    document = await run_in_threadpool(document_of, await request.body(), name)
+    with service.memories.upload() as file:
+        async for part in request.stream():
+            await run_in_threadpool(file.write, part)
+        document = await run_in_threadpool(service.document_in, file, name)
     progress = service.progress(f"document {name}")
     add = lambda: service.add_document(client, name, document, progress)  # noqa: E731
     if stream:
@@ -146,7 +150,11 @@ def list_documents(service: Serving, client: Client) -> dict[str, Any]:
 
 @routes.get("/v1/documents/{name}/text")
 def document_text(
-    name: str, service: Serving, client: Client, start: Annotated[int, Query(ge=0)] = 0, end: int | None = None
+    name: str,
+    service: Serving,
+    client: Client,
+    start: Annotated[int, Query(ge=0)] = 0,
+    end: Annotated[int | None, Query(ge=0)] = None,
 ) -> dict[str, Any]:
     """The characters of a document's text from start to end, of which a response has at most 65,536."""
     text = service.document_text(client, name)

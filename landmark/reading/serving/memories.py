@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -137,6 +138,16 @@ class Memories:
             with suppress(UserError):  # damaged, deleted meanwhile, or not of this server
                 found[folder.name] = len(self.ids(key, folder.name))
         return found
+
+    @contextmanager
+    def upload(self) -> Iterator[BinaryIO]:
+        """A file without a name, for the body of a request while it comes. Raises Full or Failed for an error of it."""
+        try:
+            with TemporaryFile(dir=self._settings.folder) as file:
+                yield file
+        except OSError:
+            with _one_line("the file"):
+                raise
 
     def check_room(self, key: str, name: str, more: int) -> None:
         """Raise UserError for a name that cannot be, and Full where no document of so many bytes fits."""

@@ -13,9 +13,10 @@ from landmark.reading.answer import Delta
 from landmark.reading.serving.requests import Chat, Message, check_supported
 from landmark.reading.serving.responses import Response, error_of
 
-# Fields that would change an answer, and are not supported, with the values that have no effect.
-NEUTRAL = {
-    **dict.fromkeys(("previous_response_id", "conversation", "prompt", "background"), ()),
+# Fields that would change an answer, and are not supported, with the values that have no effect, as of `REFUSED`.
+REFUSED_TOO = {
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), ()),
+    "background": (False,),
     "text": tuple({**a, **b} for a in ({}, {"format": {"type": "text"}}) for b in ({}, {"verbosity": "medium"})),
     "truncation": ("disabled",),
 }
@@ -35,15 +36,21 @@ class Asking(Chat):
     def _as_chat(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        check_supported(given, NEUTRAL)
-        given = {name: value for name, value in given.items() if name not in NEUTRAL}
+        check_supported(given, REFUSED_TOO)
+        given = {name: value for name, value in given.items() if name not in REFUSED_TOO}
+        if "max_tokens" in given:
+            given.setdefault("max_output_tokens", given.pop("max_tokens"))
         items, instructions = given.get("input"), given.pop("instructions", None)
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            system = [] if instructions is None else [{"role": "system", "content": instructions}]
+            system = [] if instructions in (None, "") else [{"role": "system", "content": instructions}]
             given["input"] = [_message_of(each) for each in [*system, *items] if not _is_reasoning(each)]
         return given
+
+    @classmethod
+    def known(cls) -> set[str]:
+        return super().known() | REFUSED_TOO.keys() | {"instructions", "max_tokens"}
 
 
 def _is_reasoning(item: Any) -> bool:
@@ -78,6 +85,7 @@ class Responded:
             "tool_choice": "auto",
             "tools": [],
             "store": False,
+            **{name: response.head[name] for name in ("warnings",) if name in response.head},
         }
 
     def whole(self) -> dict[str, Any]:

@@ -5,34 +5,47 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from landmark.models.sampling import Sampling
 from landmark.reading.session import Prompt
 
 LOG = logging.getLogger(__name__)
-# Fields of OpenAI's that would change an answer, and are not supported, with their values that have no effect.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "logprobs"), ()),
-    **{
-        "n": (1,),
-        "best_of": (1,),
-        "echo": (),
-        "suffix": (),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-    },
-    **{"tools": (), "functions": (), "tool_choice": ("auto", "none"), "function_call": ("auto", "none")},
+# What becomes of a field: those of the classes below are used; a test reads the page of the server against these two.
+# They would change an answer, and are not supported. With these values they change nothing, nor with null.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens", "top_logprobs"), (0, 0.0)),
+    **dict.fromkeys(("logprobs", "echo", "ignore_eos", "use_beam_search"), (False,)),
+    **dict.fromkeys(("tools", "functions", "bad_words", "stop_token_ids"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("auto", "none")),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
+    **dict.fromkeys(("reasoning_effort", "audio", "web_search_options"), ()),
+    **{"n": (1,), "best_of": (1,), "suffix": ("",), "logit_bias": ({},), "reasoning": ({},), "verbosity": ("medium",)},
+    **{"response_format": ({"type": "text"},), "modalities": (["text"],)},
 }
-_ignored: set[str] = set()  # fields that were warned of
+# They change no answer here: an answer says so in its `warnings`, as of fields with names that are not known.
+IGNORED = {"user", "metadata", "store", "parallel_tool_calls", "service_tier", "safety_identifier", "include"}
+IGNORED |= {"prompt_cache_key", "prompt_cache_retention", "prediction"}
+_warned: set[str] = set()  # fields that the log was told of
 
 
 def check_supported(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise ValueError for a field that would change the answer. neutral: such fields, with values without effect."""
     for name, values in neutral.items():
-        if given.get(name) and given[name] not in values:
+        if (value := given.get(name)) is None:
+            continue
+        value = {key: x for key, x in value.items() if x is not None} if isinstance(value, dict) else value
+        if not any(type(value) is type(each) and value == each for each in values):  # as false is 0
             raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
 
 
@@ -48,20 +61,37 @@ Text = Annotated[str, AfterValidator(_encodable)]
 
 
 class _Body(BaseModel):
-    """A field that is null has its default. One that is not known is ignored, with a warning at the first time."""
+    """A field that is null has its default. One that is not known is ignored, with a warning."""
 
     model_config = ConfigDict(strict=True)  # true is no number, and 1e9 no whole one
+    _unused: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _notes_what_is_unused(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(given)
+        if isinstance(given, dict):
+            known = cls.known()
+            made._unused = tuple(sorted(ascii(x)[1:-1] for x, y in given.items() if x not in known and y is not None))
+            for name in sorted({*made._unused} - IGNORED - _warned):
+                _warned.add(name)
+                LOG.warning("the field %s of a request is not known here and is ignored", name)
+        return made
+
+    @classmethod
+    def known(cls) -> set[str]:
+        """The names of fields that are used, or would be refused with a value that changes the answer."""
+        return {each.alias or name for name, each in cls.model_fields.items()}
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_the_default(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        known = {each.alias or name for name, each in cls.model_fields.items()}
-        for name in sorted(map(str, given.keys() - known - NEUTRAL.keys() - _ignored)):
-            _ignored.add(name)
-            LOG.warning("the field %s of a request is not known here and is ignored", ascii(name)[1:-1])
-        return {name: x for name, x in given.items() if x is not None}
+        return {name: x for name, x in given.items() if x is not None} if isinstance(given, dict) else given
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each field that has no effect."""
+        return [f"{name}: has no effect here" for name in self._unused]
 
 
 def _drawing(name: str, about: str, **bounds: Any) -> Any:
@@ -101,8 +131,12 @@ class Asked(_Body):
     @classmethod
     def _is_supported(cls, given: Any) -> Any:
         if isinstance(given, dict):
-            check_supported(given, NEUTRAL)
+            check_supported(given, REFUSED)
         return given
+
+    @classmethod
+    def known(cls) -> set[str]:
+        return super().known() | REFUSED.keys()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Asked:
@@ -163,7 +197,7 @@ class TextPart(_Body):
 
 
 class Message(_Body):
-    """One message of a chat: a text, whole or in parts, or none beside calls of tools."""
+    """One message of a chat: a text, whole or in parts. Answers, and results of tools, may be empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | list[TextPart] = ""
@@ -176,11 +210,30 @@ class Message(_Body):
     annotations: list[Any] = []
     cache_control: Any = None
 
+    @model_validator(mode="after")
+    def _has_text(self) -> Message:
+        has_none = not self._text.strip() and not self.refusal
+        may_have_none = self.role not in ("system", "developer", "user")
+        if has_none and not (may_have_none and (self.tool_calls or "content" in self.model_fields_set)):
+            raise ValueError("content: the message has no text")
+        if self.refusal and self._text:
+            raise ValueError("refusal: a message has a content or a refusal, not both")
+        return self
+
+    @property
+    def _text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
     def as_dict(self) -> dict[str, Any]:
-        """For the template of a tokenizer."""
-        whole = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        others = {name: getattr(self, name) for name in ("name", "tool_call_id", "tool_calls")}
-        return {"role": self.role, "content": whole, **{name: x for name, x in others.items() if x}}
+        """For the template of a tokenizer. OpenAI's role of developers is what the templates of models call system."""
+        others = {name: getattr(self, name) for name in ("name", "tool_call_id", "tool_calls", "reasoning_content")}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self._text or self.refusal or ""} | {n: x for n, x in others.items() if x}
+
+    @property
+    def warnings(self) -> list[str]:
+        parts = self.content if isinstance(self.content, list) else []
+        return [*super().warnings, *(f"content.{each}" for part in parts for each in part.warnings)]
 
 
 class Chat(Asked):
@@ -200,6 +253,11 @@ class Chat(Asked):
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise ValueError("continue_final_message: the last message is no assistant's")
         return self
+
+    @property
+    def warnings(self) -> list[str]:
+        of_messages = enumerate(message.warnings for message in self.messages)
+        return [*super().warnings, *(f"messages.{n}.{each}" for n, own in of_messages for each in own)]
 
     def prompt_of(self) -> Prompt:
         messages = [message.as_dict() for message in self.messages]

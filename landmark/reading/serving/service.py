@@ -12,11 +12,11 @@ from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from landmark.documents import Document, beside_memory, placed
+from landmark.documents import Document, beside_memory, document_of, placed
 from landmark.models.huggingface import LandmarkCache, joined
 from landmark.models.huggingface.prefixes import Saved
 from landmark.reading.answer import Delta
@@ -25,7 +25,7 @@ from landmark.reading.answering import Progress as Read
 from landmark.reading.serving.memories import Memories, Missing, ServerSettings
 from landmark.reading.serving.requests import Asked
 from landmark.reading.serving.responses import Response
-from landmark.reading.session import Began, Passages, Session
+from landmark.reading.session import Began, Passages, Prompt, Session
 from landmark.reading.sources import check_sources
 from landmark.reading.support import Support
 from landmark.utils.errors import UserError
@@ -57,6 +57,7 @@ class Service:
         self.settings, self.names = settings, (PurePath(name).name or name, name)
         self.answering = Answering(model, tokenizer, settings.reuse)
         self.memories = Memories(settings, model)
+        self._opening = threading.Lock()
         self.stopped, self._requests = False, weakref.WeakSet[threading.Event]()
         self._recommended = model.generation_config if settings.defaults == "model" else None
 
@@ -91,6 +92,7 @@ class Service:
         """The response to a request. Nothing is read yet, but whatever can be refused is."""
         self.check_model(asked.model)
         prompt, sampling = asked.prompt_of(), asked.sampling(self._recommended)
+        warnings = [*asked.warnings, *(self._unseen(prompt) if prompt.is_chat else ())]
         session = self._session(client, asked.named, asked.documents_read == "apart")
         if asked.finds:
             check_sources(self.answering.model)
@@ -115,9 +117,17 @@ class Service:
         id = f"{'chatcmpl' if prompt.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(asked.named) > 1 else {}
-        head |= self.warnings(client, *asked.named)
+        head |= _warnings([*warnings, *self._lacks(client, *asked.named)])
         response = Response(deltas(), answer, counts, head, prompt.is_chat, found)
         return response
+
+    def _unseen(self, prompt: Prompt) -> list[str]:
+        """Warnings of fields of messages that the model does not see. Raises UserError for a text that it does not."""
+        unseen = self.answering.chats.unseen(prompt.messages or (), prompt.goes_on, prompt.settings)
+        if lost := [number for number, name in unseen if name == "content"]:
+            role = (prompt.messages or ())[lost[0]]["role"]
+            raise UserError(f"messages.{lost[0]}.content: the model's template leaves out what the role {role} says")
+        return [f"messages.{number}.{name}: the model's template leaves it out" for number, name in unseen]
 
     def _session(self, client: str, names: list[str], apart: bool) -> Session:
         """A session that has read these documents of a client. Raises as `Memories.ids`."""
@@ -146,6 +156,12 @@ class Service:
             return self.memories.memory(client, names[0])
         return joined(self.memories.memory(client, name) for name in names)
 
+    def document_in(self, file: BinaryIO, name: str) -> Document:
+        """The document that a file is. One file at a time lies in memory. Raises UserError as `document_of`."""
+        with self._opening:
+            file.seek(0)
+            return document_of(file.read(), name)
+
     def add_document(self, client: str, name: str, document: Document, progress: Progress) -> dict[str, Any]:
         """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""
         ids = self.answering.checked(self.answering.chats.text_ids(document.text))
@@ -160,7 +176,10 @@ class Service:
 
     def warnings(self, client: str, *names: str) -> dict[str, list[str]]:
         """What the files of documents did not give, for a response. Raises Missing and Failed."""
-        return _warnings([line for name in names for line in self.memories.lacks(client, name)])
+        return _warnings(self._lacks(client, *names))
+
+    def _lacks(self, client: str, *names: str) -> list[str]:
+        return [line for name in names for line in self.memories.lacks(client, name)]
 
     def document_text(self, client: str, name: str) -> str:
         """The text that a document was read from. Raises Missing and Failed."""

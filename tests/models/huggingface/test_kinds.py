@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from landmark.attention import Scoring
+from landmark.documents import Document
 from landmark.models.huggingface import PrefixCache, families, load, wrap
 from landmark.models.huggingface.tiny import doubled, tiny_model
 from landmark.models.huggingface.trial import check_reading
 from landmark.models.huggingface.wrapping import try_model
+from landmark.reading.answering import Answering
+from landmark.reading.session import Session
 from landmark.utils.errors import UserError
 from tests.models.huggingface.conftest import CONFIGS, EAGER, make_model, make_tokenizer, read
 from tests.models.huggingface.sweep import model_of
@@ -72,11 +75,20 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_listed_family_passes_the_trial(name):
-    """All blocks are the model itself, few the model under a mask of the keys that a plain loop chooses."""
+def test_a_listed_family_passes_the_trial(name, tmp_path):
+    """All blocks are the model itself, few the model under a mask of the keys that a plain loop chooses. A session of
+    it reads, saves and loads a text, and answers.
+    """
     with doubled():
         plain = make_model(name, "eager" if name in EAGER else "sdpa").double()
-        check_reading(plain, wrapped_of(plain))
+        wrapped = wrapped_of(plain)
+        check_reading(plain, wrapped)
+        sessions = [Session(Answering(wrapped, make_tokenizer())) for _ in range(2)]
+        sessions[0].read(Document("birds", "A heron waits in the water. " * 2))
+        sessions[0].save(tmp_path / "memory")
+        sessions[1].load(tmp_path / "memory")
+        answers = {each.answer("Who waits?", 4) for each in sessions}
+        assert len(answers) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,10 @@
 import errno
 import json
 import logging
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import openai
@@ -14,6 +16,9 @@ import torch
 from landmark.models.huggingface import LandmarkCache, wrap
 from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading import templates
+from landmark.reading.serving import memories
+from landmark.reading.serving.openai_responses import REFUSED_TOO, Asking
+from landmark.reading.serving.requests import IGNORED, REFUSED, Chat, Completion
 from landmark.reading.support import SAID
 from tests.documents.files import pdf
 from tests.models.huggingface.conftest import FREE, SETTINGS, make_model
@@ -26,22 +31,57 @@ HALVES = b'"stop": ["\\udfff"]', b'"model": "\\ud800"', b'"document": "\\ud800"'
 CHAT = {"model": "landmark", "messages": [{"role": "user", "content": "Who waits?"}], "max_tokens": 4}
 
 
-def test_fields_that_change_nothing_are_ignored_and_an_unknown_one_has_one_warning(http, caplog):
-    """Those that existing clients send, null among them."""
-    asked = {"messages": CHAT["messages"], "seed": 1}
-    given = {
-        **dict.fromkeys(("temperature", "top_p", "stop", "logprobs", "tools", "user", "audio"), None),
-        **{"n": 1, "functions": [], "tool_choice": "auto", "parallel_tool_calls": True, "logit_bias": {}},
-        **{"response_format": {"type": "text"}, "modalities": ["text"], "store": False, "max_tokens": -1},
-        **{"metadata": {"a": "b"}, "mirostat": 0},
-    }
-    plain = http.post("/chat/completions", json=asked).json()
+BODIES = {"completions": ("prompt", Completion, {}), "chat/completions": ("messages", Chat, {})}
+BODIES["responses"] = "input", Asking, REFUSED_TOO
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_each_field_of_the_pages_table_is_used_refused_or_ignored_with_a_warning(http, caplog, path):
+    """Also where it is null, or has a value that is false and changes the answer."""
+    name, kind, refused = BODIES[path]
+    plain = {name: "Who waits?" if name == "prompt" else CHAT["messages"], "temperature": 0}
+    plain["max_output_tokens" if name == "input" else "max_tokens"] = 3
+
+    def answer(found):
+        assert found.status_code == 200, found.text
+        return [
+            *found.json().get("choices", ()),
+            *(each["content"][0]["text"] for each in found.json().get("output", ())),
+        ]
+
+    page = dict.fromkeys(("used", "refused", "ignored"), set[str]())
+    for line in Path("docs/python.md").read_text().split("### Fields of a request")[1].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if (kind_of_field := cells[0].partition(",")[0]) in page:
+            names = f"{cells[1]} {cells[2 + [*BODIES].index(path)]}"
+            page[kind_of_field] = page[kind_of_field] | {*re.findall("`(.*?)`", names)}
+    fields = {each.alias or name for name, each in kind.model_fields.items()}
+    assert page["used"] == fields | ({"instructions", "max_tokens"} if name == "input" else set())
+    assert page["refused"] == REFUSED.keys() | refused.keys()
+    assert page["ignored"] == IGNORED
+    expected, neutral = answer(http.post(path, json=plain)), {name: x[0] for name, x in REFUSED.items() if x}
+    null = dict.fromkeys(page["refused"] | page["ignored"])
+    neutral |= {name: x[0] for name, x in refused.items() if x}
+    for given in (null, neutral, null | neutral):
+        found = http.post(path, json=plain | given)
+        assert answer(found) == expected
+        assert "warnings" not in found.json()
+    for each, values in (REFUSED | refused).items():
+        for value in (0, False, "", 7, "high", "false"):
+            if not any(type(value) is type(x) and value == x for x in values):
+                found = http.post(path, json=plain | {each: value})
+                assert found.status_code == 400, (each, value)
+                assert f"{each}: {CANNOT}" in found.json()["error"]["message"]
     with caplog.at_level(logging.WARNING):
-        for tools in (None, []):
-            found = http.post("/chat/completions", json={**asked, **given, "tools": tools})
-            assert found.status_code == 200, found.text
-            assert found.json()["choices"] == plain["choices"]
-    assert caplog.text.count("the field mirostat of a request is not known here") == 1
+        for _ in range(2):
+            found = http.post(path, json=plain | dict.fromkeys(IGNORED, "x") | {f"mirostat_{name}": 0})
+            assert answer(found) == expected
+    said = found.json()["warnings"]
+    assert said == [f"{each}: has no effect here" for each in sorted((*IGNORED, f"mirostat_{name}"))]
+    assert caplog.text.count(f"the field mirostat_{name} of a request is not known here") == 1
+
+
+def test_messages_of_agents_are_read(http):
     called = {"type": "function", "function": {"name": "look"}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}]},
@@ -51,6 +91,8 @@ def test_fields_that_change_nothing_are_ignored_and_an_unknown_one_has_one_warni
     ]
     found = http.post("/chat/completions", json={"messages": messages, "max_tokens": 2})
     assert found.status_code == 200, found.text
+    lost = "messages.1.tool_calls", "messages.2.name", "messages.2.tool_call_id"
+    assert found.json()["warnings"] == [f"{each}: the model's template leaves it out" for each in lost]
 
 
 def test_documents_are_listed_replaced_and_deleted(server, http):
@@ -111,6 +153,18 @@ def talk(**given):
         (*text(stream_options={"include_usage": True}), "stream_options is for a streamed answer"),
         (*text(logit_bias={"5": 1}), f"logit_bias: {CANNOT}"),
         (*talk(tools=[{"type": "function"}]), f"tools: {CANNOT}"),
+        *(
+            (*talk(messages=[{"role": "user", **each}]), "messages.0: content: the message has no text")
+            for each in (
+                {},
+                {"content": ""},
+                {"content": []},
+                {"contents": "Who?"},
+                {"content": None},
+                {"content": " "},
+            )
+        ),
+        (*talk(messages=[{"role": "assistant"}]), "messages.0: content: the message has no text"),
         (*talk(messages=[{"role": "narrator", "content": "Hello"}]), "messages.0.role"),
         (*talk(modalities=["audio"]), f"modalities: {CANNOT}"),
         (*text([True, False]), "prompt"),
@@ -159,6 +213,24 @@ def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, m
     assert error.value.status_code == 500
     assert str(server.folder) not in str(error.value)
     assert json.loads(http.delete("/documents/damaged").text)["deleted"]
+
+
+def test_a_part_of_a_text_has_a_beginning_and_an_end_and_a_file_goes_to_the_disk(server, http, monkeypatch):
+    """It waits there for its turn to be opened, not in memory."""
+    http.put("/documents/part", content=b"Herons wait.")
+    assert http.get("/documents/part/text?start=7&end=11").json()["text"] == "wait"
+    for bounds in ("end=-1", "start=-1"):
+        assert http.get(f"/documents/part/text?{bounds}").status_code == 400
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(server.folder))
+
+    monkeypatch.setattr(memories, "TemporaryFile", full)
+    found = http.put("/documents/large", content=b"Herons wait.")
+    assert (found.status_code, found.json()["error"]["message"]) == (
+        507,
+        "the file: the server's disk is full; delete some documents",
+    )
 
 
 @pytest.mark.parametrize("path", ["completions", "documents"])
@@ -348,7 +420,10 @@ def test_an_answer_has_its_sources_beside_it_and_in_the_last_event(tmp_path):
 def test_health_schemas_and_preflights_need_no_key(server):
     with httpx.Client(base_url=server.url.removesuffix("/v1")) as client:
         assert client.get("/health").json() == {"status": "ok"}
-        assert client.get("/docs").status_code == 200
+        docs = client.get("/docs")
+        assert docs.headers["content-security-policy"] == client.get("/").headers["content-security-policy"]
+        assert "<script" not in docs.text
+        assert all(name in docs.text for name in ("POST /v1/responses", "repetition_penalty", "documents_read"))
         schemas = client.get("/openapi.json").json()["components"]["schemas"]
         assert {"document", "min_p"} <= set(schemas["Chat"]["properties"])
         asked = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}

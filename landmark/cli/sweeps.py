@@ -93,7 +93,9 @@ class Jobs(Callback):
                 if team is None or team.rank == 0:
                     _command = words, Command.of(to_config(_job_of(config)), words)
 
-    def on_run_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+    def on_run_end(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, config: DictConfig, job_return: JobReturn, **_: Any
+    ) -> None:
         """One line for an error, and its exit code, in place of Hydra's traceback."""
         if job_return.status is JobStatus.FAILED:
             with reported(), redirect_stderr(StringIO()):

@@ -376,7 +376,7 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     try:
         config = OmegaConf.to_object(composed)
         if isinstance(config, Schema):
-            own = {item.name: getattr(config, item.name) for item in fields(Config)}
+            own: dict[str, Any] = {item.name: getattr(config, item.name) for item in fields(Config)}
             config = Config(**own | {"logger": _logger(config.logger)})
     except OmegaConfBaseException as error:
         hint = ": in a text write \\${…}" if isinstance(error, InterpolationKeyError) else ""

@@ -34,11 +34,11 @@ from landmark.memory.blocks.cache import BlockCache, rotate_by
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.select import Best, Newest
 from landmark.memory.landmarks.select.scores_kernels import top_k_landmarks
-from landmark.memory.landmarks.settings import GRANULARITIES, TIERS
+from landmark.memory.landmarks.settings import GRANULARITIES
 from landmark.memory.landmarks.step import NextToken
 from landmark.models.head_loss import head_loss
 from landmark.models.language_model import summed_loss
-from landmark.utils.constants import NO_LOSS
+from landmark.utils.constants import NO_LOSS, TIERS
 
 ROUNDING = {torch.float32: 16, torch.bfloat16: 8, torch.float16: 8}  # times the type's precision
 NEAR_TIES = 0.1  # of the queries in half precision, at most, that choose other blocks than in float64

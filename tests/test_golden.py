@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from landmark.attention import ContextMiss
 from landmark.memory import RecurrentMemory
-from landmark.memory.landmarks.settings import TIERS
 from landmark.models import Decoder
 from landmark.models.checkpoint import from_authors_names
 from landmark.models.decoder import SelfAttention
+from landmark.utils.constants import TIERS
 from tests.configurations import decoder_config
 from tests.golden import make
 from tests.memory.reading import new_memory

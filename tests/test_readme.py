@@ -80,6 +80,10 @@ EXAMPLES = {  # a page's examples in their order: what holds after each
         "again.load('book.memory')\n"
         "assert again.position == book.position > tokens.shape[1]",
         ANSWERED,
+        "import torch\n"
+        "keys, queries = torch.rand(2, 3, 8, 4), torch.rand(2, 5, 4)\n"
+        "scores = Scorer().score(queries, Scorer().summarise(keys, keys, 0), None)\n"
+        "assert torch.allclose(scores, torch.einsum('ctd,cnsd->ctns', queries, keys).amax(-1))",
         f"{ANSWERED}\n"
         "from landmark.models.huggingface import load\n"
         "assert load('path/to/mine')[0].generate(ids, max_new_tokens=20).equal(answer)",

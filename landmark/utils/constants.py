@@ -10,6 +10,7 @@ DENSE_SHARE = 0.5  # of training windows of pass keys: those that are dense from
 LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
 LEAST_TEMPERATURE = 1e-3  # with a lower one the most probable token is taken: scores of float32 would overflow
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
+MAPPINGS = ("stingy", "true")  # how a memory places blocks
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default
 PASSKEY_VERSION = 2  # of training windows with pass keys: raised where the same settings give others
 PASSKEY_PROMPTS_VERSION = 2  # of prompts with pass keys: raised where the same settings give others

@@ -10,10 +10,11 @@ from landmark.memory import Memory, Store, TruePositions, reading_kernels
 from landmark.memory.landmarks import memory as memory_module
 from landmark.memory.landmarks.select import Best, Newest
 from landmark.memory.landmarks.select.scores_kernels import top_k_landmarks
-from landmark.memory.landmarks.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.landmarks.settings import GRANULARITIES
 from landmark.memory.landmarks.step import NextToken, can_step
 from landmark.models import DecoderConfig
 from landmark.models.config import Landmarks
+from landmark.utils.constants import MAPPINGS, TIERS
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
 from tests.saved import random_decoder

@@ -24,8 +24,9 @@ from landmark.attention.keys import Keys
 from landmark.memory import saving
 from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.settings import BlockCacheSettings
-from landmark.memory.landmarks.settings import MAPPINGS, TIERS, MemorySettings
+from landmark.memory.landmarks.settings import MemorySettings
 from landmark.memory.saving import HASHES
+from landmark.utils.constants import MAPPINGS, TIERS
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.saved import hash_again
@@ -380,8 +381,8 @@ def test_a_file_of_before_keeps_its_meaning():
     saved = {"granularity": "per_token_and_group", "scorer": "mean_key", "first": 1, "window": 512, "mapping": "auto"}
     assert BlockCacheSettings.from_saved(saved) == BlockCacheSettings(k=4)
     assert BlockCacheSettings(k=4).saved() == saved
-    with pytest.raises(UserError, match="scorer=recent: the model reads without landmarks"):
-        BlockCacheSettings.from_saved(saved | {"scorer": "recent"})
+    with pytest.raises(UserError, match="granularity=per_token: the model reads without landmarks"):
+        BlockCacheSettings.from_saved(saved | {"granularity": "per_token"})
 
 
 @pytest.mark.parametrize("kind", [MemorySettings, BlockCacheSettings])

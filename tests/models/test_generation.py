@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from landmark.memory import Memory
-from landmark.memory.landmarks.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.landmarks.settings import GRANULARITIES
 from landmark.models import DecoderConfig
 from landmark.models.sampling import Sampling
+from landmark.utils.constants import MAPPINGS, TIERS
 from landmark.utils.errors import UserError
 from tests.pairs import all_pairs, name_of
 from tests.saved import random_decoder

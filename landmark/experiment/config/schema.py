@@ -377,7 +377,8 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
         config = OmegaConf.to_object(composed)
         if isinstance(config, Schema):
             own: dict[str, Any] = {item.name: getattr(config, item.name) for item in fields(Config)}
-            config = Config(**own | {"logger": _logger(config.logger)})
+            own["logger"] = _logger(config.logger)
+            config = Config(**own)
     except OmegaConfBaseException as error:
         hint = ": in a text write \\${…}" if isinstance(error, InterpolationKeyError) else ""
         raise UserError(str(error).splitlines()[0] + hint) from error

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from landmark.memory.landmarks.settings import MAPPINGS, Settings
+from landmark.memory.settings import Settings
+from landmark.utils.constants import MAPPINGS
 from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
 

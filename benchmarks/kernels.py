@@ -444,7 +444,7 @@ def blocks_of_text(model: Any, context: int, scale: Scale) -> Any:
     cache, room = model.new_memory(), context + ROOM
     cache.expect(room)
     for layer, (keys, values) in enumerate(keys_of(model, context, scale)):
-        state = cache.memory.layers[layer] = cache.memory.new_layer(keys)
+        state = cache.memory.layers[layer] = cache.memory.new_layer(layer, keys)
         state.write(0, keys[0], values[0], room, 0)
     cache.ids = torch.zeros(1, context, dtype=torch.int64, device=model.device)
     cache.memory.position = context

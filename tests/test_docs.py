@@ -36,6 +36,7 @@ ELSEWHERE = {  # replaced in a test
     "trainer=ddp": "trainer=cpu",
     "model.name=$MODEL": "model.name=path/to/model",
     "model.name=DIR": "model.name=path/to/model",
+    "data.path=BOOKS": "data.path=books",
 }
 CLUSTER = ("hydra/launcher=", "hydra/sweeper=")  # by plugins
 

@@ -53,7 +53,7 @@ trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, g
 memory.load=[nan] → memory.load=[nan]: is for task=generate or chat
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
 start_run={a:1} → start_run: is filled in, name the row to start from by start=
-~train → train.steps=???: must be a number
+~train → train.steps='???': must be a number
 ~train.nope → 'train.nope' does not exist
 --info all --cfg job → Only one of --run, --multirun, --cfg
 --resolve task=plan → The --resolve flag can only be used

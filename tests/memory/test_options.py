@@ -31,7 +31,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 # The values of an option with which another need change nothing: the last blocks are not those that are dropped; `seed`
 # is also the training's; an index may find what an exact search finds; a text may fit the trained length.
-HARMLESS = {"max_blocks": ("scorer", "recent"), "seed": (), "index": (), "mapping": ()}
+HARMLESS = {"max_blocks": ("scorer", "recent"), "scorer": ("k", 1), "seed": (), "index": (), "mapping": ()}
 
 
 def read_with_landmarks(given: dict[str, Any]) -> Tensor:

@@ -350,7 +350,9 @@ def _logger(values: dict[str, Any]) -> LoggerConfig:
     own = {item.name for item in fields(LoggerConfig)}
     nodes = {key: value for key, value in values.items() if key not in own}
     known = {key: value for key, value in values.items() if key in own}
-    typed = OmegaConf.merge(OmegaConf.structured(LoggerConfig), known | {"nodes": known.get("nodes", {}) | nodes})
+    if not isinstance(given := known.get("nodes", {}), dict):
+        raise UserError(f"logger.nodes={given}: must be a mapping of loggers, as {{mine: {{_target_: …}}}}")
+    typed = OmegaConf.merge(OmegaConf.structured(LoggerConfig), known | {"nodes": given | nodes})
     return OmegaConf.to_object(typed)  # pyright: ignore[reportReturnType]
 
 

@@ -89,7 +89,7 @@ class LandmarkLM(TemplateLM):
         has_memory = self.model.new_memory(**memory) is not None
         self._local = local or self.model.config.window or DEFAULT_CHUNK
         finds_blocks = has_memory and self.model.config.kind == "landmark" and self.model.config.landmark_id is None
-        self._most = None if finds_blocks else self._local  # a text without landmarks may be cut anywhere
+        self._most = local if finds_blocks else self._local  # a text without landmarks may be cut anywhere
         limit = None if has_memory or bare is None else getattr(bare.config, "max_position_embeddings", None)
         self.max_length: int | None = max_length or limit
 

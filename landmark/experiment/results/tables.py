@@ -178,8 +178,8 @@ def _first_like(rows: Mapping[str, Sequence[Record]], records: Sequence[Record],
 
 
 def _difference(rows: Sequence[Record], others: Sequence[Record], text: Text) -> Mean | None:
-    """Difference of two rows, paired seed by seed."""
-    if len(rows) != len(others) or len({kind_of(record["results"]) for record in [*rows, *others]}) > 1:
+    """Difference of two rows, paired seed by seed, or a row of one seed with each of the other's."""
+    if len({1, len(rows), len(others)}) > 2 or len({kind_of(record["results"]) for record in [*rows, *others]}) > 1:
         return None
     if any("segments" not in record["results"] for record in [*rows, *others]):
         return None

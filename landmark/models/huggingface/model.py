@@ -134,6 +134,7 @@ class LandmarkModel(_Base):
         if isinstance(past_key_values, LandmarkCache):
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
+            self._check_reading()
             reading = self._most(local), kwargs
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, *reading)  # pyright: ignore[reportCallIssue]

@@ -209,7 +209,7 @@ def read_text(
     model: Any, ids: Tensor, cache: Any, kept: int = 1, most: Callable[[], int] | None = None
 ) -> Iterator[tuple[int, Tensor | None]]:
     """`LandmarkModel.read_text` of any causal language model of transformers, `most` tokens at a time (None: all)."""
-    if hasattr(model, "read_text"):
+    if isinstance(cache, LandmarkCache):
         yield from model.read_text(ids, cache, kept, most)
         return
     for start, stop, _ in equal_pieces(length := ids.shape[1], most or (lambda: length)):

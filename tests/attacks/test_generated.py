@@ -157,7 +157,8 @@ def own_settings(home: Path) -> object:
         try:
             app.main()
         except SystemExit as end:  # of a line that Hydra has printed
-            assert end.code in (None, 0, 2), end.code
+            if end.code not in (None, 0, 2):
+                raise AssertionError(end.code) from end
     return None
 
 

@@ -123,7 +123,7 @@ def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(name, opened):
     assert max(made) == 20
     made.clear()
     model.loglikelihood(requests("loglikelihood", (4 * LINE, "boat")), disable_tqdm=True)
-    assert made[:-2] == [1] * (len(made) - 2)
+    assert max(made[:-2]) <= 1
 
 
 class Colours(ConfigurableTask):

@@ -6,8 +6,9 @@ import torch
 from landmark.attention import ContextMiss, Grouped
 from landmark.attention.fused.tuning import MOST_BLOCKS
 from landmark.attention.keys import Keys
-from landmark.memory import Memory, Store, TruePositions, reading_kernels
+from landmark.memory import Memory, Store, TruePositions
 from landmark.memory.landmarks import memory as memory_module
+from landmark.memory.landmarks import reading_kernels
 from landmark.memory.landmarks.select import Best, Newest
 from landmark.memory.landmarks.select.scores_kernels import top_k_landmarks
 from landmark.memory.landmarks.settings import GRANULARITIES

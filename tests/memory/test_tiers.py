@@ -10,12 +10,12 @@ import torch
 from landmark.attention import ContextMiss, Grouped, Scoring
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import RotaryTable
-from landmark.memory.landmarks.block_store import BlockStore
+from landmark.memory.landmarks.block_store import ROWS, SPARE, BlockStore
 from landmark.memory.landmarks.layer import LayerMemory, Question, Stingy
 from landmark.memory.landmarks.select import Best, Faiss, SecondLook
 from landmark.memory.landmarks.select.scores import best_in_order
 from landmark.memory.landmarks.settings import GRANULARITIES
-from landmark.memory.tiers import ROWS, SPARE, FetchedBlocks, Store, TierCounts
+from landmark.memory.tiers import FetchedBlocks, Store, TierCounts
 from landmark.utils.constants import MAPPINGS, TIERS
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts

@@ -52,10 +52,8 @@ class Answering:
         self.landmark = getattr(getattr(model, "landmarks", None), "token", None)
         self.prefixes, self._local = PrefixCache(model, most_bytes), local
         self._has_blocks = hasattr(model, "landmarks")
-        self._own: tuple[list[int], Any] = (
-            [],
-            None,
-        )  # the last text and cache of a model without blocks
+        # The last text of a model with its own cache, and that cache.
+        self._own: tuple[list[int], Any] = [], None
         self._waiting = deque[None]()  # one for each thread that waits for the model
         ends = model.generation_config.eos_token_id
         self.ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}

@@ -275,7 +275,7 @@ class Session:
 
     def _using(self, ids: list[int], in_text: bool = True) -> Any:
         """The memory that has read most of these ids, for one reader at a time. in_text: they begin with `self.ids`."""
-        return self.answering.prefixes.using(ids, self.owner, self.saved if in_text else None)
+        return self.answering.using(ids, self.owner, self.saved if in_text else None)
 
     def _rest(self, ids: list[int], gone: threading.Event | None = None) -> Iterator[Progress]:
         """Read those of the ids that the memory has not read."""

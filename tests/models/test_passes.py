@@ -2,11 +2,14 @@
 swallowed had cost passes and changed numbers, which no other test saw.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from landmark.documents import Document
 from landmark.experiment.evaluation.measurement import segment_losses
 from landmark.models.huggingface import wrap
 from landmark.models.huggingface.reading import ChunkedForward
@@ -110,3 +113,21 @@ def test_an_argument_that_the_model_does_not_have_is_refused(model):
     for given in ({"past_key_values": model.new_memory()}, {}):
         with pytest.raises(UserError, match="known: the model's forward has no such argument"):
             model(text, known=True, **given)
+
+
+def test_a_model_with_its_own_cache_answers_and_reads_nothing_twice(monkeypatch):
+    """`model=pretrained_base`: the book, the question and four tokens of the answer, each once."""
+    plain, read = make_model("llama").eval(), []
+    asked = Session(Answering(plain, make_tokenizer()))
+    monkeypatch.setattr(plain, "forward", partial(counted, plain.forward, read))
+    asked.read(Document("book", "A heron waits. " * 40))
+    answer = asked.answer("Who waits?", tokens=NEW)
+    assert sum(read) == len(asked.ids) + len(Prompt.question("Who waits?").ids(asked.answering, False)) + NEW - 1
+    ids = torch.tensor([[*asked.ids, *Prompt.question("Who waits?").ids(asked.answering, False)]])
+    own = plain.generate(ids, max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :]
+    assert answer == asked.chats.decode(own.tolist())
+
+
+def counted(forward, read, input_ids, **given):
+    read.append(input_ids.shape[1])
+    return forward(input_ids, **given)

@@ -99,7 +99,7 @@ class Asked:
     def said(self, read: list[int], item: str, cache: Any) -> str:
         """The answer to a question behind a text, of which the cache has read a beginning."""
         ids = [*read, *self.chats.ids([{"role": "user", "content": self.items[item]}], not read)]
-        answer = self.answering.new_answer(ids, True, () if self.chats.template else ("\nuser:",))
+        answer = self.answering.new_answer(ids, True, self.chats.ends)
         for _ in self.answering.answer(ids, cache, answer, Sampling(), ANSWER):
             pass
         return " ".join(answer.text.split())

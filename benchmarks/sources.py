@@ -77,7 +77,7 @@ class Book:
         if not (file := self._folder / f"{name}.npz").is_file():
             ids, cache = self.prompt(question), self._read()
             begun, chats = cache.fork(cache.mark_before(len(self.ids))), self._answering.chats
-            answer = self._answering.new_answer(ids, True, () if chats.template else ("\nuser:",))
+            answer = self._answering.new_answer(ids, True, chats.ends)
             for _ in self._answering.answer(ids, begun, answer, Sampling(), ANSWER):
                 pass
             whole, begun = [*ids, *answer.tokens], cache.fork(cache.mark_before(len(self.ids)))

@@ -31,15 +31,13 @@ from landmark.utils.files import write_atomic
 
 def answered(session: Session, question: str) -> dict[str, Any]:
     """What is recorded of a question."""
-    prompt, kept = Prompt.question(question), dict[str, Any]()
-    stop = () if session.chats.template else ("\nuser:",)
-    answer = session.new_answer(prompt, stop)
-    for event in session.ask(prompt, None, TOKENS, stop, from_passages=True, answer=answer):
+    exchange, kept = session.exchange(Prompt.question(question), session.chats.ends), dict[str, Any]()
+    for event in session.ask(exchange, None, TOKENS, from_passages=True):
         if isinstance(event, Passages):
             kept["passages"] = [each._asdict() for each in event.found]
         elif isinstance(event, Support):
             kept |= {"least": event.least, "own": event.own, "bm25": event.words, "score": event.score}
-    return kept | {"answer": " ".join(answer.text.split())}
+    return kept | {"answer": " ".join(exchange.answer.text.split())}
 
 
 def area(score: Sequence[float], is_good: Sequence[bool]) -> float:

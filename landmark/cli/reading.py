@@ -117,9 +117,9 @@ def _answered(
         is_asked, prompt = True, Prompt(text=document.text, is_plain=True)
     statistics.tokens_read = len(session.ids) - before
     if is_asked:
-        answer, sampling = session.new_answer(prompt, given.stop), sampling_of(config, session.answering.model)
-        asking = sampling, given.tokens, given.stop, given.sources, given.from_sources, None, answer
-        for event in session.ask(prompt, *asking):
+        exchange, sampling = session.exchange(prompt, given.stop), sampling_of(config, session.answering.model)
+        statistics.tokens_read += len(exchange.ids)
+        for event in session.ask(exchange, sampling, given.tokens, given.sources, given.from_sources):
             if isinstance(event, Progress):
                 progress(*event)
             elif isinstance(event, Passages):
@@ -127,9 +127,8 @@ def _answered(
             elif isinstance(event, Support):
                 found.append(event)
             elif isinstance(event, Delta):
-                statistics.count(len(answer.tokens))
+                statistics.count(len(exchange.answer.tokens))
                 yield event.reasoning, event.text
-        statistics.tokens_read += len(prompt.ids(session.answering, begins=not session.ids))
     if not statistics.tokens_generated:
         statistics.count(0)
     statistics.memory = session.stats
@@ -305,8 +304,7 @@ class Conversation:
 
         self.session, self._settings = session, config.generate
         self._sampling = sampling_of(config, session.answering.model)
-        ends = () if session.chats.template else ("\nuser:",)  # else the model asks itself
-        self._stop = *self._settings.stop, *ends
+        self._stop = *self._settings.stop, *session.chats.ends
         self._about = config.model.name, config.memory.save, config.prompt_file, config.memory.loaded
         if config.prompt_file is not None:
             with progress_bar("reading") as progress:
@@ -338,14 +336,12 @@ class Conversation:
         from landmark.reading.support import Support
 
         session, given, found = self.session, self._settings, list["Source | Support"]()
-        asked = [*session.messages, {"role": "user", "content": question}]
-        prompt = Prompt(asked, settings=given.template)
-        answer, begun = session.new_answer(prompt, self._stop), False
+        messages, begun = [*session.messages, {"role": "user", "content": question}], False
+        exchange = session.exchange(Prompt(messages, settings=given.template), self._stop)
         most, passages = max(1, given.tokens), given.sources if session.ids else 0
         with _interruptible() as gone:
-            asking = self._sampling, most, self._stop, passages, given.from_sources, gone, answer
             try:
-                for event in session.ask(prompt, *asking):
+                for event in session.ask(exchange, self._sampling, most, passages, given.from_sources, gone):
                     if isinstance(event, Delta):
                         print(event.reasoning, end="", file=sys.stderr, flush=True)
                         print(event.text, end="", flush=True)
@@ -362,7 +358,7 @@ class Conversation:
                 if not begun:
                     return
                 print()
-        session.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        session.messages = [*messages, {"role": "assistant", "content": exchange.answer.text}]
         if session.ids and given.finds:
             _print_sources(found)
 

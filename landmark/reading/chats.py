@@ -54,6 +54,11 @@ class Chats:
         self._beginning_behind = dict[str, bool]()
         self._special_ids, self._marks_ids = set(special), {id for id, name in special.items() if name in shown}
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Texts that end an answer: without a template the model would go on and ask itself."""
+        return () if self.template else ("\nuser:",)
+
     def text_ids(self, text: str, begins: bool = True) -> list[int]:
         """Ids of a text in which the names of special tokens are ordinary text. begins: nothing was read before."""
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]

@@ -78,6 +78,14 @@ class Prompt:
         return replace(self, messages=messages)
 
 
+class Exchange(NamedTuple):
+    """A prompt and its answer, which `Session.ask` fills. ids: of the prompt alone, up to the answer."""
+
+    prompt: Prompt
+    ids: list[int]
+    answer: Answer
+
+
 class Began(NamedTuple):
     """The reading of a prompt begins. prompt: its tokens; cached: those that need not be read."""
 
@@ -198,20 +206,25 @@ class Session:
 
     def answer(self, question: str, tokens: int = TOKENS) -> str:
         """The whole answer to a question."""
-        events = self.ask(Prompt.question(question), tokens=tokens)
+        events = self.ask(self.exchange(Prompt.question(question)), tokens=tokens)
         return "".join(each.text for each in events if isinstance(each, Delta))
+
+    def exchange(self, prompt: Prompt, stop: Sequence[str] = ()) -> Exchange:
+        """A prompt behind what was read, for `ask`. stop: texts that end the answer. Raises UserError for a prompt
+        without text.
+        """
+        own = self._ids(prompt, begins=not self.ids)
+        return Exchange(prompt, own, self.answering.new_answer([*self.ids, *own], prompt.is_chat, stop))
 
     def ask(
         self,
-        prompt: Prompt,
+        exchange: Exchange,
         sampling: Sampling | None = None,
         tokens: int = TOKENS,
-        stop: Sequence[str] = (),
         passages: int = 0,
         from_passages: bool = False,
         gone: threading.Event | None = None,
-        answer: Answer | None = None,
-    ) -> Generator[Event, None, Answer]:
+    ) -> Generator[Event, None, None]:
         """Answer a question about what was read; the next question begins there again.
 
         1. With `from_passages` the passages are found first, and take the place of the texts. Behind the answer comes
@@ -222,19 +235,15 @@ class Session:
         Args:
             sampling: how tokens are chosen (None: the most probable one).
             tokens: most tokens of the answer.
-            stop: texts that end it.
             passages: most passages that come with it (0: none, or three with `from_passages`).
             gone: set where nobody waits any more.
-            answer: is filled (None: a new one).
 
-        Raises UserError for a prompt without text, and for passages where the model finds none; Gone.
+        Raises UserError for passages where the model finds none; Gone.
         """
         if passages or from_passages:
             check_sources(self.answering.model)
-        own = self._ids(prompt, begins=not self.ids)
-        ids = [*self.ids, *own]
-        answer = self.new_answer(prompt, stop) if answer is None else answer
-        in_text, found = True, Found([])
+        prompt, own, answer = exchange
+        ids, in_text, found = [*self.ids, *own], True, Found([])
         if from_passages and self.ids:
             with self._using(ids) as self._cache:
                 yield from self._rest(self.ids, gone)
@@ -250,12 +259,6 @@ class Session:
                 yield Passages(self._find(prompt, own, passages, False, gone).sources)
         if measured := support(found, answer):
             yield measured
-        return answer
-
-    def new_answer(self, prompt: Prompt, stop: Sequence[str] = ()) -> Answer:
-        """An answer of which nothing is there yet."""
-        ids = [*self.ids, *self._ids(prompt, begins=not self.ids)]
-        return self.answering.new_answer(ids, prompt.is_chat, stop)
 
     def passages(self, prompt: Prompt, most: int, gone: threading.Event | None = None) -> list[Source]:
         """The passages behind the answer to a prompt that was asked last. Raises UserError where nothing was read."""

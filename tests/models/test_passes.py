@@ -77,8 +77,8 @@ def answering(model, text):
 
 
 def session(model, text):
-    asked = Session(Answering(model, make_tokenizer()))
-    list(asked.ask(Prompt(text=text[0].tolist()), tokens=NEW))
+    begun = Session(Answering(model, make_tokenizer()))
+    list(begun.ask(begun.exchange(Prompt(text=text[0].tolist())), tokens=NEW))
     return pieces(model, LENGTH) + [(1, False)] * (NEW - 1)
 
 

@@ -121,7 +121,7 @@ def test_a_chat_keeps_the_day_on_which_it_began(tmp_path):
     model.resize_token_embeddings(260, mean_resizing=False)
     answering = Answering(wrap(model, tokenizer, landmarks="none", block_size=8), tokenizer)
     session, asked = Session(answering, began=began), Prompt.question("Who waits?", {})
-    list(session.ask(asked, tokens=2))
+    list(session.ask(session.exchange(asked), tokens=2))
     session.messages = [user("Who waits?"), said("A heron.")]
     session.save(tmp_path / "memory")
     again = Session(answering).load(tmp_path / "memory")

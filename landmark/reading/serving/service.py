@@ -97,12 +97,11 @@ class Service:
         if asked.finds:
             check_sources(self.answering.model)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
-        answer, most = session.new_answer(prompt, stop), min(asked.most or self.settings.tokens, self.settings.tokens)
+        exchange, most = session.exchange(prompt, stop), min(asked.most or self.settings.tokens, self.settings.tokens)
         counts, found = list[int](), list[dict[str, Any]]() if asked.finds else None
 
         def deltas() -> Generator[Delta]:
-            given = sampling, most, stop, asked.sources, asked.from_sources, progress.gone, answer
-            for event in session.ask(prompt, *given):
+            for event in session.ask(exchange, sampling, most, asked.sources, asked.from_sources, progress.gone):
                 if isinstance(event, Delta):
                     yield event
                 elif isinstance(event, Began):
@@ -118,7 +117,7 @@ class Service:
         head = {"id": id, "created": int(time.time()), "model": self.names[0]}
         head |= {"documents_read": asked.documents_read} if len(asked.named) > 1 else {}
         head |= _warnings([*warnings, *self._lacks(client, *asked.named)])
-        response = Response(deltas(), answer, counts, head, prompt.is_chat, found)
+        response = Response(deltas(), exchange.answer, counts, head, prompt.is_chat, found)
         return response
 
     def _unseen(self, prompt: Prompt) -> list[str]:

@@ -4,7 +4,6 @@
 - A folder that is read (a run, a saved memory, an adapter) names modules of this package, and files in its own
   folder. Another module that it names is imported only where the command line names it too.
 - No module is imported from a folder of results, or from one that is read.
-- What a scheduler writes into a script is one line of plain text.
 """
 
 import hashlib
@@ -90,12 +89,6 @@ def inside(folder: str | Path, name: object) -> Path:
 def _real(path: str | Path) -> Path:
     """Without links; `Path.resolve` raises RuntimeError for one that leads to itself."""
     return Path(os.path.realpath(path))
-
-
-def check_plain(key: str, value: str) -> None:
-    """Raise UserError for a text that would be more than one line, or more than text, where it is shown or written."""
-    if not value.isprintable():
-        raise UserError(f"{key}={value!r}: must be one line of plain text")
 
 
 def module_sha256(name: str, key: str) -> str:

@@ -22,16 +22,17 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.cache import BlockCache
-from landmark.memory.blocks.scorers.landmarks import Landmarks, LayerLandmarks
+from landmark.memory.blocks.scorers.landmarks import Landmarks, LayerLandmarks, layers_of
 from landmark.models.huggingface.landmark_cache import LandmarkCache
 from landmark.models.huggingface.model import LandmarkModel
 from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic
 from landmark.utils.setting import setting
 from landmark.utils.weights import weights_digest
 
@@ -194,15 +195,11 @@ class Teaching:
         """Write all from which a teaching goes on, whole or not at all."""
         assert self.landmarks is not None
         assert self._optimizer is not None
-        tensors = {f"weight.{name}": x.detach() for name, x in self.landmarks.tensors().items()}
+        tensors = {f"landmarks.{name}": x.detach() for name, x in self.landmarks.named().items()}
         for name, x in self.landmarks.tensors().items():
             tensors |= {f"{kind}.{name}": self._optimizer.state[x][kind] for kind in _MOMENTS}
-        for number, layer in self.landmarks.layers.items():
-            tensors |= {f"sizes.{number}": layer.sizes, f"frequencies.{number}": layer.frequencies}
-        partial = file.with_name(f"{file.name}.tmp")
         said = {**self._identity(), "step": str(self.step)}
-        save_file({name: x.cpu().contiguous() for name, x in tensors.items()}, partial, said)
-        partial.replace(file)
+        write_atomic(file, save_tensors({name: x.cpu().contiguous() for name, x in tensors.items()}, said))
 
     def load_state(self, file: Path) -> bool:
         """Go on from a file. Returns whether it is of this model and of these settings."""
@@ -211,16 +208,8 @@ class Teaching:
             if {key: said.get(key) for key in self._identity()} != self._identity():
                 return False
             kept = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-        weights: dict[int, dict[str, Tensor]] = {}
-        for name, x in kept.items():
-            kind, _, rest = name.partition(".")
-            if kind == "weight":
-                number, _, own = rest.partition(".")
-                weights.setdefault(int(number), {})[own] = x
-        layers = {
-            n: LayerLandmarks(x, kept[f"sizes.{n}"], kept[f"frequencies.{n}"]) for n, x in sorted(weights.items())
-        }
-        self.landmarks = Landmarks(self._size, said["model"], layers, {})
+        own = {name.removeprefix("landmarks."): x for name, x in kept.items() if name.startswith("landmarks.")}
+        self.landmarks = Landmarks(self._size, said["model"], layers_of(own), {})
         self._optimise()
         assert self._optimizer is not None
         self.step = int(said["step"])

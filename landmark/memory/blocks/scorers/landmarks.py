@@ -26,13 +26,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.cache import rotate_by
 from landmark.memory.blocks.scorer import BlockScorer, Rotation
 from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic
 
 OUTSIDE = -4.0  # what a token of another part of the block has, before anything is learned
 MADE_BY = "task=teach model.landmarks=FILE makes one"
@@ -166,14 +167,16 @@ class Landmarks:
         """All that is learned, by name."""
         return {f"{n}.{name}": x for n, layer in self.layers.items() for name, x in layer.weights.items()}
 
+    def named(self) -> dict[str, Tensor]:
+        """All that the layers hold, by name, for `layers_of`."""
+        given = {f"{n}.{name}": getattr(layer, name) for n, layer in self.layers.items() for name in _GIVEN}
+        return self.tensors() | given
+
     def save(self, file: Path | str) -> None:
         """Write a file of safetensors, whole or not at all."""
-        given = {f"{n}.{name}": getattr(layer, name) for n, layer in self.layers.items() for name in _GIVEN}
         said = {"block_size": self.block_size, "model": self.model, "taught": dict(self.taught)}
-        partial = Path(file).with_name(f".{Path(file).name}.partial")
-        tensors = {name: x.detach().cpu().contiguous() for name, x in (self.tensors() | given).items()}
-        save_file(tensors, partial, {"landmarks": json.dumps(said)})
-        partial.replace(file)
+        tensors = {name: x.detach().cpu().contiguous() for name, x in self.named().items()}
+        write_atomic(file, save_tensors(tensors, {"landmarks": json.dumps(said)}))
 
     @staticmethod
     def load(file: Path | str) -> Landmarks:
@@ -186,16 +189,21 @@ class Landmarks:
 _GIVEN = ("sizes", "frequencies")
 
 
+def layers_of(named: Mapping[str, Tensor]) -> dict[int, LayerLandmarks]:
+    """The layers of `Landmarks.named`, by number."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, x in named.items():
+        number, _, kind = name.partition(".")
+        found.setdefault(int(number), {})[kind] = x
+    return {n: LayerLandmarks(x, *(x.pop(name) for name in _GIVEN)) for n, x in sorted(found.items())}
+
+
 @lru_cache(maxsize=4)
 def _loaded(file: str, _: int) -> Landmarks:
-    found: dict[int, dict[str, Tensor]] = {}
     try:
         with safe_open(file, "pt") as tensors:
             said = json.loads((tensors.metadata() or {})["landmarks"])
-            for name in tensors.keys():  # noqa: SIM118
-                number, _, kind = name.partition(".")
-                found.setdefault(int(number), {})[kind] = tensors.get_tensor(name)
-        layers = {n: LayerLandmarks(x, *(x.pop(name) for name in _GIVEN)) for n, x in sorted(found.items())}
+            layers = layers_of({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118
         return Landmarks(said["block_size"], said["model"], layers, said["taught"])
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise UserError(f"model.landmarks={file}: holds no landmarks ({error}), {MADE_BY}") from error

@@ -21,9 +21,7 @@ def is_sent(config: Config, identity: str, content: str, *, is_new: bool) -> boo
 
 def note_sent(config: Config, identity: str, content: str) -> None:
     """Note it for `is_sent`, beside W&B's folder, which may be deleted."""
-    file = _note(config, identity)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, content)
+    write_atomic(_note(config, identity), content)
 
 
 def _note(config: Config, identity: str) -> Path:

@@ -16,27 +16,35 @@ TOGETHER = 128  # blocks whose scores are computed together
 SINK = 4  # first tokens of a text, to which every token attends whatever they say (Xiao et al. 2023)
 
 
-class Watched:
+class InPlace:
+    """Stands in the place of a cache of blocks, whose attributes it has, and sees what every layer asks of it."""
+
+    def __init__(self, memory: BlockCache):
+        self.memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+    def has_token_kernels(self, device: torch.device) -> bool:
+        """False: a CUDA graph would not ask."""
+        return False
+
+
+class Watched(InPlace):
     """A cache of blocks that is read as ever, and in each layer is asked once more: for the scores of all keys.
 
-    It stands in the place of the cache, whose attributes it has. Where the text is longer than the model's positions,
-    all blocks are scored as if they stood in the last of the k + 1 places before the text's end.
+    Where the text is longer than the model's positions, all blocks are scored as if they stood in the last of the k + 1
+    places before the text's end.
     """
 
     def __init__(self, memory: BlockCache, blocks: int, tokens: range, starts: Sequence[int] = ()):
         """blocks: the first ones, all complete, whose shares are wanted. tokens: positions behind them that ask.
         starts: first positions of texts; the share of the SINK tokens there counts for no block.
         """
-        self._memory, self._blocks, self._tokens = memory, blocks, tokens
+        super().__init__(memory)
+        self._blocks, self._tokens = blocks, tokens
         self._sinks = {at // memory.block_size: at % memory.block_size for at in starts}
         self._sums: dict[int, Tensor] = {}  # by layer (H, blocks)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._memory, name)
-
-    def has_token_kernels(self, device: torch.device) -> bool:
-        """False: a CUDA graph would not ask."""
-        return False
 
     def shares(self) -> Tensor:
         """(layers, H, blocks), float32: of the attention of each head, a mean over the tokens that ask."""
@@ -44,7 +52,7 @@ class Watched:
 
     def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """As of `BlockCache`."""
-        out, start = self._memory.attend_in(layer, q, k, v, scoring, sinks), self._memory.position
+        out, start = self.memory.attend_in(layer, q, k, v, scoring, sinks), self.memory.position
         first, stop = (max(0, min(q.shape[2], at - start)) for at in (self._tokens.start, self._tokens.stop))
         if first < stop:
             found = self._shares_of(layer, q[0, :, first:stop], start + first, scoring)
@@ -53,7 +61,7 @@ class Watched:
 
     def _shares_of(self, layer: int, q: Tensor, start: int, scoring: Scoring) -> Tensor:
         """Sums (H, blocks) of the shares of queries (H, T, d), the first of which is at position `start`."""
-        memory, length, size = self._memory, q.shape[1], self._memory.block_size
+        memory, length, size = self.memory, q.shape[1], self.memory.block_size
         keys, end, behind = memory.layers[layer].keys, start + length, self._blocks * size
         rows = q.float().unflatten(0, (len(keys), -1)).flatten(1, 2) * scoring.scale_of(q.shape[2])  # (C, G·T, d)
         own = capped(rows @ keys[:, behind:end].to(q.device).float().mT, scoring.softcap)

@@ -29,6 +29,7 @@ from landmark.attention import Scoring, Sinks
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.scorers.landmarks import Landmarks, LayerLandmarks, layers_of
+from landmark.memory.blocks.shares import InPlace
 from landmark.models.huggingface.landmark_cache import LandmarkCache
 from landmark.models.huggingface.model import LandmarkModel
 from landmark.utils.errors import UserError
@@ -53,20 +54,15 @@ class TeachSettings:
     repeats: float = setting(0.5, least=0, most=1)  # share of windows with repeated spans and numbers
 
 
-class Attended:
-    """A memory that reads as ever, and keeps the queries of some places. It stands in the memory's place."""
+class Attended(InPlace):
+    """A memory that reads as ever, and keeps the queries of some places."""
 
     def __init__(self, memory: BlockCache, places: Tensor):
         """places: (t,), positions of a text that is read at once."""
-        self.memory, self._places = memory, places
+        super().__init__(memory)
+        self._places = places
         # By layer: scaled queries (H, t, d), of it and of layers that read its keys.
         self.asked: dict[int, list[tuple[Tensor, Scoring, Sinks | None]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.memory, name)
-
-    def has_token_kernels(self, device: torch.device) -> bool:
-        return False
 
     def attend_in(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """As of `BlockCache`."""

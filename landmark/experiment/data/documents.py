@@ -28,6 +28,7 @@ _LAYOUT = (
     "*.txt, *.md, *.pdf, *.epub, *.docx, *.html, or *.jsonl (.gz or not) with a text a line, in train/, validation/ "
     "and test/ or without splits"
 )
+_KEPT = 1 << 28  # characters of converted files that are kept: each split goes through all of them
 _NAMED = 8  # files that a line names
 
 
@@ -42,6 +43,7 @@ class Documents(Source):
         self._root = root
         self._documents: dict[str, int] = {}  # by file, when it has been read
         self._left_out: dict[str, str] = {}  # why, by file
+        self._converted: dict[Path, str] = {}  # the texts of files that are no plain text
         self._files = _visible(root) if files is None else files
         if files is None:
             self._leave_out(
@@ -96,6 +98,8 @@ class Documents(Source):
         """Those that have text. Raises UserError where there is none."""
         for path in files:
             name, count = self._name(path), 0
+            if name in self._left_out:
+                continue
             reason = "has no text" if path.stat().st_size else "is empty"
             try:
                 for document in self._documents_of(path, name):
@@ -118,7 +122,14 @@ class Documents(Source):
             yield from (Document(line, text) for line, text, _ in json_texts("documents", name, str(path)))
         else:
             is_text = path.suffix.lower() not in _READ
-            yield Document(name, read_text(path) if is_text else read_document(path).text)
+            yield Document(name, read_text(path) if is_text else self._converted_text(path))
+
+    def _converted_text(self, path: Path) -> str:
+        if (text := self._converted.get(path)) is None:
+            text = read_document(path).text
+            if sum(map(len, self._converted.values())) + len(text) <= _KEPT:
+                self._converted[path] = text
+        return text
 
     def _leave_out(self, is_kept: Callable[[Path], bool], reason: str) -> None:
         self._left_out |= {self._name(path): reason for path in self._files if not is_kept(path)}

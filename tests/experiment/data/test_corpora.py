@@ -12,7 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from landmark.experiment.data import SPLITS, Tokenizer, find, prepare
+from landmark.documents import Document, read_document
+from landmark.experiment.data import SPLITS, Tokenizer, documents, find, prepare
 from landmark.experiment.data.arxiv_math import HUB_FILES, HUB_NAME
 from landmark.experiment.data.sources import open_source
 from landmark.experiment.data.stdlib import split_of
@@ -307,6 +308,22 @@ def test_it_says_what_was_read_and_what_was_left_out(tmp_path: Path, byte_tokeni
         "left out, is empty: empty.docx, empty.txt",
         "left out, has no text: white.md",
     ]
+
+
+def test_a_file_is_converted_once_whatever_the_number_of_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a.html", "b.html"):
+        (tmp_path / name).write_text("<p>A heron stands in the water.</p>" * 40)
+    (tmp_path / "empty.html").write_text("<p></p>")
+    converted = list[str]()
+
+    def counted(path: Path) -> Document:
+        converted.append(path.name)
+        return read_document(path)
+
+    monkeypatch.setattr(documents, "read_document", counted)
+    corpus = documents.make_source(tmp_path)
+    assert [len([*corpus.documents(split)]) for split in ("train", "validation", "test")] == [2, 2, 2]
+    assert converted == ["a.html", "b.html", "empty.html"]
 
 
 def test_standard_library_is_split_by_name_and_source_that_is_not_utf8_left_out(tmp_path: Path):

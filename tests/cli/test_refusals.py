@@ -28,6 +28,8 @@ size=huge → Available options in 'size': nano, paper, small
 data.path=a${b} → Interpolation key 'b' not found: in a text write \${…}
 --experiment=x → --experiment=x: settings have no dashes, write +experiment=x
 --config-dir nowhere task=status → nowhere' not found
+TINY retrieval.scorer=-inf → retrieval.scorer=-inf: must be the name of a scorer
+TINY "retrieval.scorer={name: 3}" → retrieval.scorer={'name': 3}: must be the name of a scorer
 task=nope → task=nope: must be one of auto,
 task=generate → task=generate: set prompt=
 prompt=hello → prompt=hello: is for task=generate or inspect

@@ -394,6 +394,8 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
         read = config.output, config.run, config.model.name, *map(str, config.memory.loaded)
         scorer = config.retrieval.scorer
         named = scorer.get("name") if isinstance(scorer, dict) else scorer
+        if not isinstance(named, str):
+            raise UserError(f"retrieval.scorer={scorer}: must be the name of a scorer, or {{name: NAME, FIELD: VALUE}}")
         name_modules((config.model.architecture, config.data.name, named), outside=read)
     return config
 

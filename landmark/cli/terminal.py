@@ -97,7 +97,11 @@ def said(error: Exception) -> str | None:
     """The line about an error that is no bug: bad input, a missing package, a full disk, a wrong folder."""
     if isinstance(error, (HydraException, OmegaConfBaseException, UserError, yaml.YAMLError)):
         return "".join(each if each.isprintable() else repr(each)[1:-1] for each in one_line(error))
-    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error.__cause__, OSError) and isinstance(error, ValueError):  # logging could not open its file
+        return said(error.__cause__)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")]
+    if isinstance(error, UnicodeDecodeError) and frames and "hydra" in Path(frames[-1].filename).parts:
+        return f"a file of settings, in conf or --config-dir, is not UTF-8: save it as UTF-8 ({error})"
     if frames and not isinstance(error, OSError) and _PLUGGED & {*Path(frames[-1].filename).parts[-4:]}:
         return in_one_line(error)
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:

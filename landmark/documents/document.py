@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from landmark.documents.patches import Patch, Places, differences, file_text
+from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
 FILE = "document.json"  # beside a saved memory: the names and the places of the text that it has read
@@ -101,9 +102,12 @@ def saved_document(folder: str | Path, text: str) -> Document | None:
     if not (file := Path(folder) / FILE).is_file():
         return None
     content = read_json(file, {"name": str, "length": int, "places": list})
-    places = tuple((int(start), str(label)) for start, label in content["places"])
-    patches = tuple(Patch(int(start), int(end), str(own)) for start, end, own in content.get("patches", ()))
-    lacks = tuple(map(str, content.get("lacks", ())))
+    try:
+        places = tuple((int(start), str(label)) for start, label in content["places"])
+        patches = tuple(Patch(int(start), int(end), str(own)) for start, end, own in content.get("patches", ()))
+        lacks = tuple(map(str, content.get("lacks", ())))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): save the memory again") from None
     return Document(content["name"], file_text(text[: content["length"]], patches), places, patches, lacks)
 
 

@@ -105,6 +105,8 @@ def load(
     identity, max_blocks: of the memory that loads it. new_layer: makes an empty layer.
     """
     content = read_content(folder, KEYS)
+    if K in content:  # which earlier versions left out
+        check_keys(content, {K: int}, str(folder / CONTENT), REMEDY)
     files = {}
     for number, counts in content["layers"].items():
         if not number.isdecimal():

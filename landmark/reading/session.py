@@ -29,7 +29,7 @@ from landmark.reading.chats import Chats, Messages
 from landmark.reading.sources import NULL, Found, Source, check_sources, find
 from landmark.reading.support import Support, support
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json
+from landmark.utils.files import check_keys, read_json
 
 CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
 TOKENS = 256  # most tokens of an answer, unless told otherwise
@@ -177,6 +177,8 @@ class Session:
         self.ids, file = self._cache.ids[0].tolist(), self._loaded[0] / CHAT
         if len(self._loaded) == 1 and file.is_file():  # of several, chats are texts too
             saved = read_json(file, {"before": int, "messages": list})
+            for message in saved["messages"]:
+                check_keys(message, {"role": str, "content": str}, f"{file}: a message", "save the memory again")
             self.ids, self.messages = self.ids[: saved["before"]], saved["messages"]
             try:
                 self.began = datetime.fromisoformat(saved.get("began", self.began.isoformat()))

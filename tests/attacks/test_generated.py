@@ -1,5 +1,5 @@
-"""200 bad commands and 200 damaged files, drawn anew: none ends in a traceback, with a wrong number, or never.
-A failure names the seed: ATTACK_SEED=… draws the same again, ATTACK_COUNT=… draws more."""
+"""200 bad commands and 200 damaged files, drawn: none ends in a traceback, with a wrong number, or never.
+ATTACK_SEED=… draws others, ATTACK_COUNT=… draws more."""
 
 import contextlib
 import json
@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from landmark.experiment.data.stream import open_corpus
 from landmark.experiment.results import render, tables
 from landmark.experiment.runs.records import Records
 from landmark.experiment.training.checkpointing import AtomicCheckpointIO, find_checkpoint
+from landmark.models.huggingface.teaching import Teaching, TeachSettings
+from landmark.reading.answering import Answering
+from landmark.reading.session import Prompt, Session
 from landmark.utils.files import HASHES, sealed
 from landmark.utils.metrics_csv import metrics_so_far
 from tests.configurations import compose_conf
@@ -37,13 +41,14 @@ from tests.workplace import Workplace, run_task
 
 COUNT = int(os.environ.get("ATTACK_COUNT", 200))  # of each kind
 SECONDS = 120  # after which a case counts as one that never ends
-SEED = int(os.environ.get("ATTACK_SEED", random.randrange(10**6)))
+SEED = int(os.environ.get("ATTACK_SEED", 0))
 VALUES = ("nan", "inf", "-inf", "-1", "0", "1e30", "1e-320", "99999999999999999999", "''", "null", "[]", "[null]")
 VALUES += ("true", "[nan]", "[-1]", "'\udcff'", "nope", "${nope}", "${size}", "${rows}", "???", "0.5", "'a/../b'", "{}")
 VALUES += ("[0,0]", "{a: 1}", "[[1]]", "'\x1b[2J'", "'\n'", "{", "1,2", "range(1,3)", "glob(*)", "@", "${seed}", "x y")
 FLAGS = ("-m", "--info", "--cfg=hydra", "--config-dir=nowhere", "-x", "--", "--multirun=1", "-sc", "--task=plan")
 BASE = ("data=stdlib", "tokenizer=bytes", "size=nano", "task=plan")
 CHECKPOINT = {"global_step": 1, "settings": {"seed": 3}, "state": torch.ones(9)}
+TEACH = TeachSettings(length=96, steps=2, queries=20, vectors=2)
 OUTSIDE = ("model.name", "tokenizer.file", "task")  # read from the hub; what is asked for
 
 
@@ -114,6 +119,15 @@ def whole(tmp_path, monkeypatch, books) -> Path:
     model.generate([list(b"A heron stands in the water. " * 9)], 0, local=50, memory=memory)
     memory.save(home / "memory")
     save_model(home / "transformers")
+    (home / "book.txt").write_text("A heron stands in the water.\n\nThe keeper of the lamp is called Petronella. " * 9)
+    begun = Session(reader())
+    begun.read(home / "book.txt")
+    begun.messages = [{"role": "user", "content": "Who waits?"}, {"role": "assistant", "content": "A heron."}]
+    begun.save(home / "reading")
+    teaching = Teaching(reader().model, TEACH)
+    teaching.learn([*range(96)])
+    teaching.done.save(home / "landmarks" / "taught.safetensors")
+    teaching.save_state(home / "landmarks" / "teaching.safetensors")
     AtomicCheckpointIO().save_checkpoint(CHECKPOINT, home / "checkpoints" / "step-00000001.ckpt")
     (home / "mine" / "experiment").mkdir(parents=True)
     (home / "mine" / "experiment" / "own.yaml").write_text("# @package _global_\nrows:\n  a: model=landmark\n")
@@ -175,6 +189,35 @@ def transformers(home: Path) -> object:
     return model(torch.tensor([ids]).clamp(max=model.config.vocab_size - 1)).logits.sum().item()
 
 
+@cache
+def reader() -> Answering:
+    """A model with sliding windows, which reads without landmarks."""
+    from tests.models.huggingface.conftest import FREE, make_tokenizer, wrapped_model
+
+    return Answering(wrapped_model("gemma3", **FREE), make_tokenizer())
+
+
+def reading(home: Path) -> object:
+    loaded = Session(reader()).load(home / "reading")
+    ids = loaded.exchange(Prompt(loaded.messages)).ids
+    texts = [(start, document.text, document.name) for start, document in loaded.documents()]
+    return loaded.messages, texts, ids, loaded.answer("Who is called so?", tokens=3)
+
+
+def landmarks(home: Path) -> object:
+    model, text = reader().model, torch.arange(200)[None]
+    scorer = {"name": "landmarks", "file": str(home / "landmarks" / "taught.safetensors")}
+    memory = model.new_memory(k=1, dense=0, window=0, scorer=scorer)
+    return model(text, past_key_values=memory).logits.sum().item()
+
+
+def teaching(home: Path) -> object:
+    began = Teaching(reader().model, TEACH)
+    if not began.load_state(home / "landmarks" / "teaching.safetensors"):
+        return None
+    return began.step, sum(began.learn([*range(96)]).values())
+
+
 def status(home: Path) -> object:
     run_task(f"output={home / 'outputs'}", "task=status")
     return None
@@ -187,6 +230,8 @@ READERS: dict[str, tuple[Callable[[Path], object], ...]] = {
     "run": (run,),
     "memory": (memory,),
     "transformers": (transformers,),
+    "reading": (reading,),
+    "landmarks": (landmarks, teaching),
     "checkpoints": (checkpoint,),
     "mine": (own_settings,),
 }

@@ -535,6 +535,8 @@ class BlockCache:
                 for number in sorted({int(name.partition(".")[0]) for name in tensors.keys()}):  # noqa: SIM118
                     saved = (tensors.get_tensor(f"{number}.{name}") for name in ("keys", "values"))
                     keys, values = (x.to(device_of(device, number)) for x in saved)
+                    if keys.ndim != 4 or keys.shape != values.shape:  # (B, H, n, d)
+                        raise ValueError(f"keys and values of layer {number} do not fit each other")
                     state = layers[number] = self.new_layer(number, keys)
                     state.write(0, keys.flatten(0, 1), values.flatten(0, 1), self._rounded(keys.shape[2]), 0)
         except torch.OutOfMemoryError:

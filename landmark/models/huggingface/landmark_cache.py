@@ -31,6 +31,7 @@ from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.memory import memory_of
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.memory.retrievals import Observer
+from landmark.memory.saving import REMEDY
 from landmark.memory.text_memory import Piece, TextMemory
 from landmark.models.huggingface.attention import check_attended
 from landmark.models.huggingface.families import (
@@ -325,13 +326,20 @@ class LandmarkCache(Cache):
         self._forget()
         self._state = weights_state(cast(PreTrainedModel, self._model()))
         self.ids = tensors[IDS]
+        if self.ids.ndim != 2 or self.ids.dtype != torch.int64 or self.ids.shape[1] != self.memory.tokens_read:
+            raise UserError(f"{folder}/{WINDOWS} is damaged, its ids are not those of the text that was read: {REMEDY}")
         new = self._new_layers()
         settled = {number: new[number] for number in self._numbers_of_others}
         for prefix, others in (("", self._others), (SETTLED, settled)):
             for number, layer in others.items():
                 start = f"{prefix}{number}."
                 own = {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
-                _fill(layer, own, device_of(number))
+                try:
+                    _fill(layer, own, device_of(number))
+                except torch.OutOfMemoryError:
+                    raise
+                except (LookupError, RuntimeError, ValueError) as error:
+                    raise UserError(f"{folder}/{WINDOWS} is damaged in layer {number} ({error}): {REMEDY}") from error
         is_settled = self.memory.settled == self.memory.position
         self._settled = self.memory.settled, self._copies_of_others() if is_settled else settled
 
@@ -615,6 +623,8 @@ def _fill(layer: Any, content: Mapping[str, Tensor], device: torch.device) -> No
     """Give an empty layer the tensors of another one."""
     if "keys" in content:
         window = [content[name].to(device) for name in ("keys", "values")]
+        if any(x.ndim != 4 for x in window) or window[0].shape[:3] != window[1].shape[:3]:
+            raise ValueError("its keys and values do not fit each other")
         layer.lazy_initialization(*window)
         layer.keys, layer.values = window
         layer.cumulative_length = int(content["length"])

@@ -21,19 +21,22 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.cache import BlockCache
-from landmark.memory.blocks.scorers.landmarks import Landmarks, LayerLandmarks, layers_of
+from landmark.memory.blocks.scorers.landmarks import (
+    Landmarks,
+    LayerLandmarks,
+    layers_of,
+    read_tensors,
+    write_tensors,
+)
 from landmark.memory.blocks.shares import InPlace
 from landmark.models.huggingface.landmark_cache import LandmarkCache
 from landmark.models.huggingface.model import LandmarkModel
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic
 from landmark.utils.setting import setting
 from landmark.utils.weights import weights_digest
 
@@ -195,15 +198,18 @@ class Teaching:
         for name, x in self.landmarks.tensors().items():
             tensors |= {f"{kind}.{name}": self._optimizer.state[x][kind] for kind in _MOMENTS}
         said = {**self._identity(), "step": str(self.step)}
-        write_atomic(file, save_tensors({name: x.cpu().contiguous() for name, x in tensors.items()}, said))
+        write_tensors(file, tensors, said)
 
     def load_state(self, file: Path) -> bool:
-        """Go on from a file. Returns whether it is of this model and of these settings."""
-        with safe_open(file, "pt") as tensors:
-            said = tensors.metadata() or {}
-            if {key: said.get(key) for key in self._identity()} != self._identity():
-                return False
-            kept = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        """Go on from a file. Returns whether it is of this model and of these settings. Raises UserError where it is
+        damaged.
+        """
+        try:
+            kept, said = read_tensors(file)
+        except ValueError as error:
+            raise UserError(f"{file}: {error}: delete it, the teaching begins anew") from error
+        if {key: said.get(key) for key in self._identity()} != self._identity():
+            return False
         own = {name.removeprefix("landmarks."): x for name, x in kept.items() if name.startswith("landmarks.")}
         self.landmarks = Landmarks(self._size, said["model"], layers_of(own), {})
         self._optimise()

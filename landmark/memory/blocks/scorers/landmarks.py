@@ -16,6 +16,7 @@ Before anything is learned the vectors are nearly the means of M parts of the bl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -32,10 +33,11 @@ from torch import Tensor
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.cache import rotate_by
 from landmark.memory.blocks.scorer import BlockScorer, Rotation
-from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic
+from landmark.utils.errors import UserError, in_one_line
+from landmark.utils.files import open_written, write_atomic
 
 OUTSIDE = -4.0  # what a token of another part of the block has, before anything is learned
+SEAL = "sha256"
 MADE_BY = "task=teach model.landmarks=FILE makes one"
 
 
@@ -175,8 +177,7 @@ class Landmarks:
     def save(self, file: Path | str) -> None:
         """Write a file of safetensors, whole or not at all."""
         said = {"block_size": self.block_size, "model": self.model, "taught": dict(self.taught)}
-        tensors = {name: x.detach().cpu().contiguous() for name, x in self.named().items()}
-        write_atomic(file, save_tensors(tensors, {"landmarks": json.dumps(said)}))
+        write_tensors(file, self.named(), {"landmarks": json.dumps(said)})
 
     @staticmethod
     def load(file: Path | str) -> Landmarks:
@@ -201,9 +202,36 @@ def layers_of(named: Mapping[str, Tensor]) -> dict[int, LayerLandmarks]:
 @lru_cache(maxsize=4)
 def _loaded(file: str, _: int) -> Landmarks:
     try:
-        with safe_open(file, "pt") as tensors:
-            said = json.loads((tensors.metadata() or {})["landmarks"])
-            layers = layers_of({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118
-        return Landmarks(said["block_size"], said["model"], layers, said["taught"])
-    except (OSError, SafetensorError, LookupError, ValueError) as error:
+        tensors, about = read_tensors(file)
+        said = json.loads(about["landmarks"])
+        return Landmarks(said["block_size"], said["model"], layers_of(tensors), said["taught"])
+    except (LookupError, ValueError) as error:
         raise UserError(f"model.landmarks={file}: holds no landmarks ({error}), {MADE_BY}") from error
+
+
+def write_tensors(file: Path | str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write tensors, and texts about them, to a file of safetensors that `read_tensors` knows to be whole."""
+    own = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    write_atomic(file, save_tensors(own, {**about, SEAL: _seal(own, about)}))
+
+
+def read_tensors(file: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors, and the texts about them, that `write_tensors` wrote. Raises ValueError for a file that is another."""
+    try:
+        open_written(file).close()
+        with safe_open(file, "pt") as opened:
+            about = dict(opened.metadata() or {})
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, UserError) as error:
+        raise ValueError(f"it is missing or damaged: {in_one_line(error)}") from error
+    if about.pop(SEAL, None) != _seal(tensors, about):
+        raise ValueError("it was altered: its SHA-256 is another")
+    return tensors, about
+
+
+def _seal(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {[*x.shape]}".encode())
+        digest.update(x.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -39,7 +39,8 @@ def test_a_file_of_logging_that_cannot_be_opened_says_why(tmp_path):
     handler = {"class": "logging.FileHandler", "filename": str(tmp_path / "nowhere" / "landmark.log")}
     with pytest.raises(ValueError, match="handler") as error:
         logging.config.dictConfig({"version": 1, "handlers": {"file": handler}})
-    assert isinstance(cause := error.value.__cause__, OSError)
+    cause = error.value.__cause__
+    assert isinstance(cause, OSError)
     cause.errno, cause.strerror = errno.EROFS, "Read-only file system"
     assert "landmark.log: Read-only file system: make room, or name another output=" in (said(error.value) or "")
 

@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from landmark.documents import Document, read_document
-from landmark.experiment.data import SPLITS, Tokenizer, documents, find, prepare
+from landmark.experiment.data import SPLITS, Tokenizer, find, prepare
+from landmark.experiment.data import documents as own_documents
 from landmark.experiment.data.arxiv_math import HUB_FILES, HUB_NAME
 from landmark.experiment.data.sources import open_source
 from landmark.experiment.data.stdlib import split_of
@@ -320,8 +321,8 @@ def test_a_file_is_converted_once_whatever_the_number_of_splits(tmp_path: Path, 
         converted.append(path.name)
         return read_document(path)
 
-    monkeypatch.setattr(documents, "read_document", counted)
-    corpus = documents.make_source(tmp_path)
+    monkeypatch.setattr(own_documents, "read_document", counted)
+    corpus = own_documents.make_source(tmp_path)
     assert [len([*corpus.documents(split)]) for split in ("train", "validation", "test")] == [2, 2, 2]
     assert converted == ["a.html", "b.html", "empty.html"]
 

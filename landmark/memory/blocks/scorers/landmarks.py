@@ -233,5 +233,5 @@ def _seal(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {[*x.shape]}".encode())
-        digest.update(x.flatten().view(torch.uint8).numpy())
+        digest.update(x.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

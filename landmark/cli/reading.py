@@ -157,11 +157,12 @@ def opened(config: Config, folder: Path) -> "Session":
     from transformers.utils import logging
 
     from landmark.models.huggingface.model import LandmarkModel
-    from landmark.models.huggingface.safe_loading import open_tokenizer
+    from landmark.models.huggingface.safe_loading import check_folder, open_tokenizer
     from landmark.models.huggingface.wrapping import attach, open_as_saved, without_landmarks
     from landmark.utils.weights import check_finite
 
     logging.disable_progress_bar()  # the program has its own
+    check_folder(folder)
     given, file, device = config.model, config.tokenizer.file, _ready_device(config)
     tokenizer = open_tokenizer(folder if file in (None, given.name) else file)
     model: Any = open_as_saved(folder, given.bits, dtype=getattr(torch, given.reading_dtype), local_files_only=True)

@@ -149,6 +149,9 @@ def test_a_command_that_asks_a_book_loads_nothing_of_the_experiments(tmp_path):
     words = ["task=generate", "model=pretrained", f"model.name={tmp_path}", f"prompt_file={tmp_path}/book.txt"]
     words += ["prompt=What waits?", "generate.tokens=2", "trainer=cpu", f"output={tmp_path}"]
     code = f"sys.argv[1:] = {words}; from landmark.cli.main import main; main()"
-    asked = loaded(code)[-1]
+    wing = "landmark.experiment."
+    rooms = f"; print(*{{name.split('.')[2] for name in sys.modules if name.startswith({wing!r})}})"
+    *_, own, asked = loaded(code + rooms)
+    assert own == {"config"}
     assert {"torch", "transformers"} <= asked
     assert not asked & {"lightning", "wandb", "datasets", "altair", "pandas", "tiktoken"}

@@ -66,9 +66,14 @@ class Command:
         return bool(named(self.config))
 
     @property
+    def first_config(self) -> Config:
+        """That of the first row."""
+        return self.rows[0].configs[0]
+
+    @property
     def unused(self) -> UserError | None:
         """An error that names an override without an effect on the first row; None where each has one."""
-        return unused([each.key_or_group for each in parse(self.overrides)], self.rows[0].configs[:1])
+        return unused([each.key_or_group for each in parse(self.overrides)], [self.first_config])
 
     @property
     def objective(self) -> float | None:
@@ -91,7 +96,7 @@ class Command:
         """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""
         if len(self.rows) > 1:
             raise UserError(f"task={self.config.task}: {len(self.rows)} rows, choose one with row=NAME")
-        return self.rows[0].configs[0]
+        return self.first_config
 
     def suggest(self, *more: str, multirun: bool = False) -> str:
         """This command line for the whole experiment, with other overrides (`more`), to be typed next."""

@@ -4,11 +4,10 @@ import logging
 import os
 import re
 import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -18,27 +17,22 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
 from landmark import __version__
-from landmark.cli import overviews, reading, sweeps, tables, teaching, terminal
-from landmark.cli.command import Command
+from landmark.cli import sweeps, terminal
+from landmark.cli.chat import chat
+from landmark.cli.reading import Question, generate
 from landmark.cli.terminal import open_streams, reported
 from landmark.experiment.config import Config, register, to_config
-from landmark.experiment.config.command_line import started
+from landmark.experiment.config.command_line import is_sweep_agent, started
 from landmark.experiment.config.rows import Compose, compose_job, composed_again, parse, quoted
 from landmark.experiment.config.schema import GROUPS
-from landmark.experiment.runs.processes import joined
-from landmark.experiment.runs.runner import train_here
-from landmark.experiment.tracking.sweep_agent import as_hydra
 from landmark.utils.errors import UserError
 from landmark.utils.source_tree import CONF
 from landmark.utils.team import started_together
 
+if TYPE_CHECKING:
+    from landmark.cli.command import Command
+
 _log = logging.getLogger(__name__)
-TASKS: dict[str, Callable[[Command], object]] = {
-    **{"prepare": Command.prepare, "train": Command.train, "evaluate": lambda command: command.evaluate().check()},
-    **{"chat": reading.chat, "generate": reading.generate, "inspect": reading.inspect},
-    **{"dashboard": overviews.show_dashboard, "plan": overviews.show_plan, "status": overviews.show_status},
-    **{"table": tables.show_records, "teach": teaching.teach},
-}
 
 
 def main() -> None:
@@ -47,14 +41,20 @@ def main() -> None:
     told = os.environ.get("HYDRA_FULL_ERROR")
     terminal.in_full = told == "1"
     with reported():
-        typed = as_hydra(sys.argv[1:])
+        typed = sys.argv[1:]
+        if is_sweep_agent():
+            from landmark.experiment.tracking.sweep_agent import as_hydra
+
+            typed = as_hydra(typed)
         if typed == ["--version"]:
             print(f"landmark {__version__}, Hydra {hydra.__version__}")
             return
         _check_dashes(typed)
         is_help, config_dir = {"-h", "--help"} & {*typed}, _config_dir(typed)
         if is_help or len(typed) == (2 if "--config-dir" in typed or "-cd" in typed else bool(config_dir)):
-            print(overviews.overview(config_dir))
+            from landmark.cli.overviews import overview
+
+            print(overview(config_dir))
             if not is_help:
                 return
         register()
@@ -114,39 +114,37 @@ def carry_out(composed: DictConfig) -> float | None:
     job = started()
     # Processes that train together would lose each other if another job followed one that failed.
     is_last = started_together() is not None and job.launcher is None
-    with (
-        reported() if is_last else nullcontext(),
-        sweeps.noted(job) as outcome,
-        joined(lambda told: train_here(*told)) as works,
-        composed_again(),
-    ):
+    with reported() if is_last else nullcontext(), sweeps.noted(job) as outcome, _joined() as works, composed_again():
         if not works:
             return None
-        command = sweeps.checked(job.words) or Command.of(to_config(composed), job.words)
-        if job.number is not None and not command.is_experiment and (fault := command.unused):
+        asked = sweeps.asked_before(job.words) or sweeps.asked_by(to_config(composed), job.words)
+        if job.number is not None and not asked.is_experiment and (fault := asked.unused):
             _log.warning("%s, as in another job", fault)
-        carry_on(command)
-        outcome.records = [record["id"] for record in command.records]
-        return command.objective
+        carry_on(asked)
+        outcome.records = [record["id"] for record in asked.records]
+        return asked.objective
+
+
+def _joined() -> AbstractContextManager[bool]:
+    """Whether this process has to work: of several that train together the first."""
+    if started_together() is None:
+        return nullcontext(True)
+    from landmark.experiment.runs.processes import joined
+    from landmark.experiment.runs.runner import train_here
+
+    return joined(lambda told: train_here(*told))
 
 
 def run(config: Config, overrides: list[str], compose: Compose = compose_job) -> None:
     """Carry out the task of a configuration. Raises UserError where a setting makes no sense."""
-    carry_on(Command.of(config, overrides, compose))
+    carry_on(sweeps.asked_by(config, overrides, compose))
 
 
-def carry_on(command: Command) -> None:
-    """Carry out the task of a command."""
-    config = command.config
-    if config.task != "auto":
-        TASKS[config.task](command)
+def carry_on(asked: "Question | Command") -> None:
+    """Answer a question, or do with the rows of a command what its task says."""
+    if isinstance(asked, Question):
+        (chat if asked.config.task == "chat" else generate)(asked.config)
         return
-    begun = time.monotonic()
-    done = command.evaluate()
-    if command.is_experiment and config.row is None:
-        tables.show(command, done.records)
-        total = sum(len(row.configs) for row in command.rows)
-        minutes, seconds = divmod(round(time.monotonic() - begun), 60)
-        duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        print(f"{done.made} of {total} rows evaluated now, the others read from records; {duration}")
-    done.check()
+    from landmark.cli import tasks
+
+    tasks.carry_on(asked)

@@ -1,58 +1,125 @@
-"""A trained model reads a text: `generate` goes on from it, `chat` talks of it, `inspect` shows its blocks."""
+"""A question to a pretrained model, in the terminal (`task=generate`). No row, corpus or record of an experiment has a
+part in it.
+"""
 
 import os
-import re
-import signal
 import sys
 import textwrap
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from landmark.cli.command import Command
-from landmark.documents import Document, document_of, joined, read_document, saved_document, saved_lacks
+from landmark.documents import Document, document_of, joined, read_document, saved_lacks
 from landmark.experiment.config import Config
-from landmark.experiment.config.schema import MOST_SOURCES
-from landmark.experiment.runs.jobs import folder_of
-from landmark.experiment.runs.runner import evaluation_device, load_trained
+from landmark.experiment.config.checks import check_settings, check_task, unused
+from landmark.experiment.config.command_line import started
+from landmark.experiment.config.rows import parse
+from landmark.experiment.config.schema import memory_settings
+from landmark.models.config import decoder_config
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json
+from landmark.utils.files import check_named, read_json
+from landmark.utils.hardware import device_of, has_units, leave_busy_cores, set_up_cpu
 from landmark.utils.progress import progress_bar
-from landmark.utils.setting import check_value
 
 if TYPE_CHECKING:
-    from landmark.experiment.evaluation.generation import GenerationStatistics
+    from landmark.models.huggingface.model import LandmarkSettings
+    from landmark.models.sampling import Sampling
     from landmark.reading.session import Session
     from landmark.reading.sources import Source
     from landmark.reading.support import Support
 
+Progress = Callable[[int, int], None]
+NO_MEMORY = "memory.load, memory.save: only a landmark model has a memory to save"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # as files of safetensors name them
-HELP = """\
-/sources    the three passages behind the last answer; /sources 5: five
-/quit       ends the chat, as Ctrl-D does; with memory.save it is kept
-/help       these lines
-Ctrl-C      stops an answer; other lines are asked"""
-SHOWN, LONGEST = 2, 300  # last turns of a chat that goes on, and characters of each message
 
 
-def generate(command: Command) -> None:
-    """Print the text on standard output; its reasoning, and then a line of statistics, on standard error."""
-    config, inputs = with_document(command.only_config()), command.runner.inputs
-    folder = folder_of(config, inputs)
-    config = with_dtype(config, folder)
-    from landmark.experiment.evaluation.generation import GenerationStatistics, generate_text
+@dataclass(frozen=True)
+class Question:
+    """What a command line asks of a pretrained model."""
 
-    model, tokenizer = load_trained(config, folder, inputs)
-    statistics, found = GenerationStatistics(), list["Source | Support"]()
+    config: Config
+    overrides: list[str]
+    is_experiment: ClassVar[bool] = False
+    objective: ClassVar[None] = None
+    records: ClassVar[tuple[dict[str, Any], ...]] = ()
+
+    @staticmethod
+    def is_asked_by(config: Config) -> bool:
+        """Whether a configuration asks one: not a run that was trained here, nor a row of an experiment."""
+        of_rows = config.rows, config.row, config.seeds, config.start, config.start_run, config.compare, config.run
+        is_named = bool(config.model.as_is) and config.model.name is not None
+        return config.task in ("chat", "generate") and is_named and not any(each not in (None, {}) for each in of_rows)
+
+    @classmethod
+    def of(cls, config: Config, overrides: list[str]) -> "Question":
+        """Raises UserError where a setting makes no sense, or one that was typed has no effect."""
+        check_task(config)
+        check_settings(config)
+        decoder_config(config.model, cmt=config.cmt.enabled)
+        if config.model.kind == "landmark":
+            memory_settings(config)
+        question = cls(config, overrides)
+        if started().number is None and question.unused:  # a sweep has checked all jobs together
+            raise question.unused
+        return question
+
+    @property
+    def first_config(self) -> Config:
+        """As of a command with rows."""
+        return self.config
+
+    @property
+    def unused(self) -> UserError | None:
+        """An error that names an override without an effect; None where each has one."""
+        return unused([each.key_or_group for each in parse(self.overrides)], [self.config])
+
+
+@dataclass
+class GenerationStatistics:
+    """Time and memory of a generation. seconds_reading: until the first token. memory: its counters at the end. found:
+    passages, and how far the answer is in them.
+    """
+
+    tokens_read: int = 0
+    seconds_reading: float = 0.0
+    tokens_generated: int = 0
+    seconds_generating: float = 0.0
+    memory: dict[str, Any] = field(default_factory=dict)
+    found: "list[Source | Support]" = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def count(self, tokens: int) -> None:
+        """So many tokens are generated now; 0: the prompt is read."""
+        now = time.perf_counter() - self.started
+        if self.tokens_generated == 0:
+            self.seconds_reading = now
+        self.seconds_generating, self.tokens_generated = now - self.seconds_reading, tokens
+
+
+def generate(config: Config) -> None:
+    """Print the answer of the model that `model.name` names."""
+    config = with_document(config)
+    print_answer(opened(config, folder_of_model(config)), config)
+
+
+def print_answer(session: "Session", config: Config) -> None:
+    """Read, save and answer as the settings say. config: of `with_document`."""
+    statistics = GenerationStatistics()
+    print_text(lambda progress: answered(session, config, statistics, progress), config, statistics)
+
+
+def print_text(
+    read: Callable[[Progress], Iterator[tuple[str, str]]], config: Config, statistics: GenerationStatistics
+) -> None:
+    """Print the text on standard output; its reasoning, and then what was found and a line of statistics, on standard
+    error. read: gives pieces of reasoning and text, and fills the statistics.
+    """
     with progress_bar("reading") as progress:
-        if hasattr(model, "bare"):
-            pieces = _answered(opened(model, tokenizer, config), config, statistics, found, progress)
-        else:
-            pieces = (("", text) for text in generate_text(model, tokenizer, config, statistics, progress))
+        pieces = read(progress)
         first = next(pieces, ("", ""))
     reasons = False
     for reasoning, text in chain([first], pieces):
@@ -68,37 +135,93 @@ def generate(command: Command) -> None:
         asked = "" if config.prompt else f"; nothing was asked: memory.load={saved} prompt='…' asks"
         print(f"saved in {saved}{asked}", file=sys.stderr)
     if config.generate.finds:
-        _print_sources(found)
-    _print_lacks(config)
+        print_sources(statistics.found)
+    print_lacks(config)
     print(_summary(statistics), file=sys.stderr)
 
 
-def opened(model: Any, tokenizer: Any, config: Config) -> "Session":
+def folder_of_model(config: Config) -> Path:
+    """The folder, or the .gguf file, of the model that `model.name` names, which may be on the hub."""
+    check_named(name := str(config.model.name))
+    from landmark.models.huggingface.folders import folder_of
+
+    return folder_of(name)
+
+
+def opened(config: Config, folder: Path) -> "Session":
+    """A session with the model in a folder. Raises UserError where there is none, or one that does not read as the
+    settings say.
+    """
+    config = with_dtype(config, folder)
+    import torch
+    from transformers.utils import logging
+
+    from landmark.models.huggingface.model import LandmarkModel
+    from landmark.models.huggingface.safe_loading import check_folder, open_tokenizer
+    from landmark.models.huggingface.wrapping import attach, open_as_saved, without_landmarks
+    from landmark.utils.weights import check_finite
+
+    logging.disable_progress_bar()  # the program has its own
+    check_folder(folder)
+    given, file, device = config.model, config.tokenizer.file, _ready_device(config)
+    tokenizer = open_tokenizer(folder if file in (None, given.name) else file)
+    model: Any = open_as_saved(folder, given.bits, dtype=getattr(torch, given.reading_dtype), local_files_only=True)
+    if given.kind == "landmark" and not isinstance(model, LandmarkModel):
+        model = attach(model, without_landmarks(given.block_size or 0))
+    elif isinstance(model, LandmarkModel):
+        _check_blocks(model.landmarks, config, folder)
+    check_finite(model, folder)
+    return session_of(model.to(device), tokenizer, config)
+
+
+def _check_blocks(saved: "LandmarkSettings", config: Config, folder: Path) -> None:
+    """Raise UserError where a model was saved to read otherwise than the settings say."""
+    if saved.token is not None:
+        raise UserError(
+            f"{folder} was trained with landmarks, and model=pretrained reads models without: name its run="
+        )
+    if config.model.kind != "landmark":
+        raise UserError(f"{folder} reads blocks: name it with model=pretrained")
+    if saved.block_size != config.model.block_size:
+        raise UserError(
+            f"model.block_size={config.model.block_size}: {folder} reads blocks of {saved.block_size} tokens"
+        )
+
+
+def _ready_device(config: Config) -> str:
+    """The device that reads, made ready."""
+    import torch
+
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    elif said := leave_busy_cores():
+        print(said, file=sys.stderr)
+    if (device := device_of(config.trainer.accelerator)) == "cpu":
+        set_up_cpu()
+    return device
+
+
+def session_of(model: Any, tokenizer: Any, config: Config) -> "Session":
     """A session with a model of transformers, which has read the memories that `memory.load` names."""
-    from landmark.experiment.config.schema import memory_settings
     from landmark.reading.answering import Answering
     from landmark.reading.session import Session
 
-    answering = Answering(model.bare, tokenizer.inner, local=config.eval.local)
-    if model.config.kind == "landmark":
+    answering = Answering(model, tokenizer, local=config.eval.local)
+    if config.model.kind == "landmark":
         answering.prefixes.settings = vars(memory_settings(config))
     elif config.memory.load is not None or config.memory.save is not None:
-        raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
+        raise UserError(NO_MEMORY)
     session = Session(answering)
     return session.load(config.memory.loaded) if config.memory.loaded else session
 
 
-def _answered(
+def answered(
     session: "Session",
     config: Config,
-    statistics: "GenerationStatistics",
-    found: "list[Source | Support]",
-    progress: Callable[[int, int], None],
+    statistics: GenerationStatistics,
+    progress: Progress,
 ) -> Iterator[tuple[str, str]]:
-    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text. found: gets the passages, and how
-    far the answer is in them.
-    """
-    from landmark.experiment.evaluation.generation import sampling_of
+    """Read `prompt_file`, save, and answer `prompt`: pieces of reasoning and text."""
     from landmark.reading.answer import Delta
     from landmark.reading.answering import Progress, finished
     from landmark.reading.session import Passages, Prompt
@@ -123,9 +246,9 @@ def _answered(
             if isinstance(event, Progress):
                 progress(*event)
             elif isinstance(event, Passages):
-                found += event.found
+                statistics.found += event.found
             elif isinstance(event, Support):
-                found.append(event)
+                statistics.found.append(event)
             elif isinstance(event, Delta):
                 statistics.count(len(exchange.answer.tokens))
                 yield event.reasoning, event.text
@@ -134,7 +257,17 @@ def _answered(
     statistics.memory = session.stats
 
 
-def _print_lacks(config: Config) -> None:
+def sampling_of(config: Config, model: Any = None) -> "Sampling":
+    """How tokens are chosen. model: of transformers, whose recommendations count where `generate.defaults=model`."""
+    from landmark.models.sampling import Sampling
+
+    given = config.generate
+    names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
+    recommended = model.generation_config if model is not None and given.defaults == "model" else None
+    return Sampling.from_config(recommended, **{name: getattr(given, name) for name in names}, seed=config.seed)
+
+
+def print_lacks(config: Config) -> None:
     """What the files of an answer did not give."""
     given = () if config.prompt_file is None else config.prompt_file.lacks
     for line in (*(each for folder in config.memory.loaded for each in saved_lacks(folder)), *given):
@@ -198,12 +331,10 @@ def with_dtype(config: Config, folder: Path) -> Config:
         raise UserError(
             f"memory.load={config.memory.load}: was read in {read}, the model is {given}: leave out model.dtype"
         )
-    if given is None and read is None and config.model.reading_dtype == "float32" and _is_half(folder):
-        from landmark.utils.hardware import has_units
-
-        if has_units(evaluation_device(config)):
-            print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact, slower", file=sys.stderr)
-            read = "bfloat16"
+    is_open = given is None and read is None and config.model.reading_dtype == "float32"
+    if is_open and _is_half(folder) and has_units(device_of(config.trainer.accelerator)):
+        print("reading in bfloat16, the weights' own type; model.dtype=float32 is exact, slower", file=sys.stderr)
+        read = "bfloat16"
     return replace(config, model=replace(config.model, dtype=given or read))
 
 
@@ -227,7 +358,7 @@ def _dtype_of_memory(folder: Path) -> str | None:
     return None
 
 
-def _print_sources(found: "Sequence[Source | Support]") -> None:
+def print_sources(found: "Sequence[Source | Support]") -> None:
     """On standard error, as the answer alone is on standard output: passages, and how far the answer is in them."""
     from landmark.reading.support import Support
 
@@ -246,7 +377,7 @@ def _print_sources(found: "Sequence[Source | Support]") -> None:
         print("no passage of the text was found", file=sys.stderr)
 
 
-def _summary(statistics: "GenerationStatistics") -> str:
+def _summary(statistics: GenerationStatistics) -> str:
     parts = [f"{statistics.tokens_read:,} tokens read in {statistics.seconds_reading:.1f} s"]
     if statistics.tokens_generated > 1:
         each = statistics.seconds_generating / (statistics.tokens_generated - 1)
@@ -255,157 +386,3 @@ def _summary(statistics: "GenerationStatistics") -> str:
         blocks, kept = statistics.memory["blocks_kept"], statistics.memory["bytes_kept"] / 1e6
         parts.append(f"memory of {blocks:,} blocks, {kept:,.1f} MB")
     return "; ".join(parts)
-
-
-def chat(command: Command) -> None:
-    """Answer each line of standard input. Ctrl-C ends an answer, `/quit` or the input's end the chat, whose memory is
-    saved. Lines that begin with a word behind a slash are commands (HELP), and no part of the chat.
-    """
-    config, inputs = with_document(command.only_config()), command.runner.inputs
-    folder = folder_of(config, inputs)
-    config = with_dtype(config, folder)
-    if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 are found in each question, whatever the locale is
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # pyright: ignore[reportAttributeAccessIssue]
-    model, tokenizer = load_trained(config, folder, inputs)
-    if getattr(model, "bare", None) is None or model.config.kind != "landmark":
-        raise UserError("task=chat: is for a model of transformers that reads blocks: model=pretrained model.name=DIR")
-    chat = Conversation(opened(model, tokenizer, config), config)
-    chat.print_beginning()
-    _print_lacks(config)
-    while (question := _asked()) is not None:
-        asked = re.fullmatch(r"/([a-z]+)(?: +(.*?))? *", question, re.IGNORECASE)
-        name, given = asked.groups() if asked else ("", None)
-        if name == "quit":
-            break
-        try:
-            check_value("question", question, {})
-            if name == "sources" and (given is None or given.isdecimal()):
-                chat.print_sources(int(given or config.generate.sources or 3))
-            elif name == "help":
-                print(HELP, file=sys.stderr)
-            elif name:
-                said = "is no command, /help lists them; with a space before it, it is asked"
-                raise UserError(f"{question.strip()}: {said}")
-            elif question.strip():
-                chat.answer(question.strip())
-        except UserError as error:  # the chat goes on, and is saved
-            print(error, file=sys.stderr)
-    if config.memory.save is not None and chat.session.has_read:
-        chat.session.save(config.memory.save)
-        print(f"saved in {config.memory.save}", file=sys.stderr)
-
-
-class Conversation:
-    """The messages of a chat, and the session that has read them and the text before them."""
-
-    def __init__(self, session: "Session", config: Config):
-        from landmark.experiment.evaluation.generation import sampling_of
-        from landmark.reading.answering import finished
-
-        self.session, self._settings = session, config.generate
-        self._sampling = sampling_of(config, session.answering.model)
-        self._stop = *self._settings.stop, *session.chats.ends
-        self._about = config.model.name, config.memory.save, config.prompt_file, config.memory.loaded
-        if config.prompt_file is not None:
-            with progress_bar("reading") as progress:
-                finished(session.reading(config.prompt_file), progress)
-
-    def print_beginning(self) -> None:
-        """Print the model, the text and how to leave, and the last turns of a chat that goes on, on standard error."""
-        (model, saved, given, loaded), session = self._about, self.session
-        names = [given.name] if given is not None else []
-        for folder in reversed(loaded):
-            document = saved_document(folder, "")
-            names.insert(0, Path(folder).name if document is None else document.name)
-        text = f"{', '.join(filter(None, names))}, {len(session.ids):,} tokens" if session.ids else "none"
-        print(f"model: {Path(str(model)).name}\ntext: {text}", file=sys.stderr)
-        kept = f", and saves it in {saved}" if saved is not None else ""
-        print(f"Ask a question. /help lists the commands; /quit or Ctrl-D ends the chat{kept}.", file=sys.stderr)
-        if not session.chats.template:
-            print("The model has no template for chats: it may go on with the text and not answer.", file=sys.stderr)
-        for message in session.messages[-2 * SHOWN :]:
-            said = " ".join(message["content"].split())
-            said = f"{said[: LONGEST - 1]}…" if len(said) > LONGEST else said
-            print(f"> {said}" if message["role"] == "user" else said, file=sys.stderr)
-
-    def answer(self, question: str) -> None:
-        """Print the answer as it is made. Raises UserError, and forgets the question, where there is none."""
-        from landmark.reading.answer import Delta
-        from landmark.reading.answering import Gone
-        from landmark.reading.session import Began, Passages, Prompt
-        from landmark.reading.support import Support
-
-        session, given, found = self.session, self._settings, list["Source | Support"]()
-        messages, begun = [*session.messages, {"role": "user", "content": question}], False
-        exchange = session.exchange(Prompt(messages, settings=given.template), self._stop)
-        most, passages = max(1, given.tokens), given.sources if session.ids else 0
-        with _interruptible() as gone:
-            try:
-                for event in session.ask(exchange, self._sampling, most, passages, given.from_sources, gone):
-                    if isinstance(event, Delta):
-                        print(event.reasoning, end="", file=sys.stderr, flush=True)
-                        print(event.text, end="", flush=True)
-                        if event.finish:
-                            print()
-                    elif isinstance(event, Passages):
-                        found += event.found
-                    elif isinstance(event, Support):
-                        found.append(event)
-                    elif isinstance(event, Began):
-                        begun = True
-            except Gone:
-                print(" [stopped]" if begun else "[stopped]", file=sys.stderr, end="" if begun else "\n")
-                if not begun:
-                    return
-                print()
-        session.messages = [*messages, {"role": "assistant", "content": exchange.answer.text}]
-        if session.ids and given.finds:
-            _print_sources(found)
-
-    def print_sources(self, most: int) -> None:
-        """Print the passages behind the last answer. Raises UserError where there is none, or no text before it."""
-        from landmark.reading.answering import Gone
-        from landmark.reading.session import Prompt
-
-        check_value("/sources", most, {"least": 1, "most": MOST_SOURCES})
-        if not self.session.messages or not self.session.ids:
-            raise UserError("/sources: the passages behind an answer are of prompt_file or memory.load: ask first")
-        prompt = Prompt(self.session.messages[:-1], settings=self._settings.template)
-        with _interruptible() as gone, suppress(Gone):
-            _print_sources(self.session.passages(prompt, most, gone))
-
-
-def _asked() -> str | None:
-    """The next line of the input; None: it has ended. On a terminal Ctrl-C drops the line that was begun."""
-    is_terminal = sys.stdin.isatty()
-    print("> " if is_terminal else "", end="", file=sys.stderr, flush=True)
-    try:
-        return input()
-    except (EOFError, KeyboardInterrupt) as end:
-        print(file=sys.stderr)
-        if is_terminal and isinstance(end, KeyboardInterrupt):
-            print("/quit or Ctrl-D ends the chat", file=sys.stderr)
-            return ""
-        return None
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, in place of ending the program."""
-    gone = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: gone.set())
-    try:
-        yield gone
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def inspect(command: Command) -> None:
-    """Write the page and print its path."""
-    from landmark.experiment.inspector.page import inspect_text
-
-    config, inputs = with_document(command.only_config()), command.runner.inputs
-    folder = folder_of(config, inputs)
-    model, tokenizer = load_trained(config, folder, inputs)
-    with progress_bar("reading") as progress:
-        print(inspect_text(model, tokenizer, config, folder.name, command.runner.output, progress))

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,14 +25,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.cli import tables
-from landmark.cli.command import Command
+from landmark.cli.reading import Question
 from landmark.cli.terminal import report, reported, said
-from landmark.experiment.config import to_config
+from landmark.experiment.config import Config, to_config
 from landmark.experiment.config.checks import unused
 from landmark.experiment.config.command_line import StartedJob, as_typed
 from landmark.experiment.config.rows import (
     MOST,
+    Compose,
     Composer,
     cell_names,
     combinations,
@@ -43,6 +43,9 @@ from landmark.experiment.config.rows import (
 from landmark.utils.errors import UserError, counted, in_one_line
 from landmark.utils.files import read_json, write_json
 from landmark.utils.team import started_together
+
+if TYPE_CHECKING:
+    from landmark.cli.command import Command
 
 OUTCOMES = "outcomes"  # in the folder of a sweep: how each job ended
 # Tasks that have a folder of Hydra's, with their settings and log.
@@ -76,7 +79,7 @@ class _Sweep:
 
 
 _sweep: _Sweep | None = None
-_command: tuple[list[str], Command] | None = None
+_checked: "tuple[list[str], Question | Command] | None" = None
 
 
 class Jobs(Callback):
@@ -84,14 +87,14 @@ class Jobs(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Refuse what makes no sense, before Hydra makes a folder. Tasks that only ask have none."""
-        global _command
+        global _checked
         with reported():
             words, task = as_typed(config.hydra.overrides.task), OmegaConf.select(config, "task")
             _place(config, task)
             team = started_together()
             with _known(config):
                 if team is None or team.rank == 0:
-                    _command = words, Command.of(to_config(_job_of(config)), words)
+                    _checked = words, asked_by(to_config(_job_of(config)), words)
 
     def on_run_end(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, config: DictConfig, job_return: JobReturn, **_: Any
@@ -126,10 +129,19 @@ class Jobs(Callback):
             end()
 
 
-def checked(words: list[str]) -> Command | None:
-    """The command of these words, where it was checked just before."""
-    global _command
-    found, _command = _command, None
+def asked_by(config: Config, words: list[str], compose: Compose = compose_job) -> "Question | Command":
+    """What a command line asks for, checked: an answer, or rows. Raises UserError where a setting makes no sense."""
+    if Question.is_asked_by(config):
+        return Question.of(config, words)
+    from landmark.cli.command import Command
+
+    return Command.of(config, words, compose)
+
+
+def asked_before(words: list[str]) -> "Question | Command | None":
+    """What these words ask for, where it was checked just before."""
+    global _checked
+    found, _checked = _checked, None
     return found[1] if found is not None and found[0] == words else None
 
 
@@ -182,21 +194,21 @@ def _check_jobs(overrides: Sequence[Override]) -> None:
     ]
     swept = [each.get_key_element() for each in overrides if each.is_sweep_override()]
     composer, faults, configs = Composer(compose_job), {}, []
-    asked = [list(words) for words in combinations(choices, "-m")]
+    jobs = [list(words) for words in combinations(choices, "-m")]
     if empty := [each.input_line for each, values in zip(overrides, choices) if not values]:
         raise UserError(f"{empty[0]}: has no value")
-    for job in asked:
+    for job in jobs:
         try:
-            command = Command.of(to_config(composer(job)), job)
-            configs += [] if command.is_experiment else command.rows[0].configs[:1]
+            checked = asked_by(to_config(composer(job)), job)
+            configs += [] if checked.is_experiment else [checked.first_config]
         except (HydraException, OmegaConfBaseException, UserError) as error:
             faults[_varied(job, swept)] = one_line(error)
     if faults:
         told = "; ".join(f"{words}: {message}" for words, message in list(faults.items())[:_SHOWN])
         more = "; …" if len(faults) > _SHOWN else ""
-        raise UserError(f"{len(faults)} of {len(asked)} jobs cannot start, so none was: {told}{more}")
+        raise UserError(f"{len(faults)} of {len(jobs)} jobs cannot start, so none was: {told}{more}")
     # A key without an effect on one job is reported by it.
-    if len(configs) == len(asked) and (fault := unused([each.key_or_group for each in overrides], configs)):
+    if len(configs) == len(jobs) and (fault := unused([each.key_or_group for each in overrides], configs)):
         raise fault
 
 
@@ -258,6 +270,9 @@ def end() -> None:
 
 
 def _show(sweep: _Sweep, outcomes: Sequence[Outcome]) -> None:
+    from landmark.cli import tables
+    from landmark.cli.command import Command
+
     config = to_config(compose_job(outcomes[0].words))
     if config.task != "auto":
         return

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from landmark.models.config import DecoderConfig, ModelConfig, decoder_config
 from landmark.models.decoder import Decoder
@@ -26,6 +26,7 @@ from landmark.utils.files import (
     write_json,
 )
 from landmark.utils.trust import load_from_module
+from landmark.utils.weights import check_finite
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -171,16 +172,6 @@ def _load(folder: Path, expected: DecoderConfig | None, dtype: str, bits: int | 
         detail = in_one_line(error)
         raise UserError(f"{folder / WEIGHTS} does not fit {folder / CONFIG}: {detail}") from error
     return model
-
-
-def check_finite(model: nn.Module, folder: Path) -> None:
-    """Raise UserError, naming folder and weight, where a model just loaded has a weight that is not finite."""
-    for name, weight in model.named_parameters():
-        if not weight.is_meta and weight.numel() and not all(each.isfinite() for each in weight.aminmax()):
-            raise UserError(
-                f"{folder}: the weight {name} has values that are not finite: nothing can be computed with it, train "
-                "again with a lower train.max_lr, or name another run"
-            )
 
 
 def check_same(stored: DecoderConfig, expected: DecoderConfig, where: Path | str) -> None:

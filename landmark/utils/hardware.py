@@ -12,6 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from landmark.utils.errors import UserError
+
+AS_EXACT = 2.0  # times the error of PyTorch's usual library for products of float32
 _MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD = -4, -1, -2  # settings of glibc's mallopt
 _PAD = 1 << 26  # bytes by which its heap grows at a time
 
@@ -136,6 +139,40 @@ def keep_memory() -> None:
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD)):
             mallopt(setting, value)
+
+
+def set_up_cpu() -> None:
+    """Have torch multiply float32 by oneDNN where that is exact, and keep freed memory."""
+    sys.modules["torch"].set_float32_matmul_precision("medium" if _is_onednn_exact() else "highest")
+    keep_memory()
+
+
+@cache
+def _is_onednn_exact() -> bool:
+    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does. Some
+    processors then take half of the time; others, with instructions for bfloat16, round.
+    """
+    torch = sys.modules["torch"]
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4, *shape, generator=generator) for shape in ((102, 128), (128, 510)))
+    errors = {}
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        errors[precision] = float(((a @ b).double() - a.double() @ b.double()).abs().max())
+    return errors["medium"] <= AS_EXACT * errors["highest"]
+
+
+def device_of(accelerator: str) -> str:
+    """Where a model reads, by `trainer.accelerator`. Raises UserError where a GPU is asked for and there is none."""
+    if accelerator == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if accelerator in ("gpu", "cuda"):
+        raise UserError(f"trainer.accelerator={accelerator}: no GPU was found, use trainer=cpu")
+    return "cpu"
 
 
 def _cuda_in_use() -> Any:

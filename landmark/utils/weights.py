@@ -1,4 +1,4 @@
-"""A short string that tells models apart whose keys and values differ."""
+"""A model's weights: a short string that tells models apart whose keys and values differ, and a check of numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -49,6 +50,16 @@ def weights_state(model: nn.Module) -> int:
         if hasattr(module, "adapter_layer_names")
     ]
     return hash((tuple(versions), tuple(adapters)))
+
+
+def check_finite(model: nn.Module, folder: Path) -> None:
+    """Raise UserError, naming folder and weight, where a model just loaded has a weight that is not finite."""
+    for name, weight in model.named_parameters():
+        if not weight.is_meta and weight.numel() and not all(each.isfinite() for each in weight.aminmax()):
+            raise UserError(
+                f"{folder}: the weight {name} has values that are not finite: nothing can be computed with it, train "
+                "again with a lower train.max_lr, or name another run"
+            )
 
 
 def _ignored(model: nn.Module) -> Iterator[str]:

@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,14 +17,12 @@ pytest.importorskip("fastapi", reason="the optional extra `serve` is not install
 pytest.importorskip("uvicorn", reason="the optional extra `serve` is not installed")
 pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 
-from landmark.cli import reading
+from landmark.cli import chat, reading
 from landmark.documents import Document, placed
 from landmark.experiment.config import to_config
-from landmark.experiment.evaluation.generation import GenerationStatistics
 from landmark.models.huggingface import joined, wrap
 from landmark.models.huggingface.landmark_cache import IDS, saved_windows
 from landmark.models.huggingface.tiny import doubled
-from landmark.models.pretrained import Pretrained
 from landmark.reading import answering
 from landmark.reading import session as sessions
 from landmark.reading.answering import Answering, Gone
@@ -252,7 +249,7 @@ class Commands:
 
     def __init__(self, draw, model, fresh, recorded, folder):
         self.draw, self.fresh, self.recorded, self.folder = draw, fresh, recorded, folder
-        self.model, self.tokenizer = Pretrained(model), SimpleNamespace(inner=fresh.tokenizer)
+        self.model, self.tokenizer = model, fresh.tokenizer
         self.saved, self.texts, self.said = {}, set(), []  # ids by folder; the folders of texts without a chat
         self.before, self.ends = [], ()  # ids before a question, and where those end that were read alone
 
@@ -261,7 +258,7 @@ class Commands:
             draw, task = self.draw, self.draw.choice(("generate", "generate", "chat"))
             loaded = [each for each in self.saved if draw.random() < 0.6]
             several = [each for each in loaded if each in self.texts]
-            loaded = several[:3] if len(several) > 1 and can_join(self.model.bare) else loaded[:1]
+            loaded = several[:3] if len(several) > 1 and can_join(self.model) else loaded[:1]
             text = None if loaded and draw.random() < 0.7 else draw.choice(TEXTS)
             save = None if len(loaded) > 1 or text is None else str(self.folder / f"{number}.memory")
             most = draw.choice((0, 0, 2))
@@ -278,7 +275,7 @@ class Commands:
                 self.texts |= {save} if task == "generate" and self.texts.issuperset(loaded) else set()
 
     def config(self, task, loaded, save, text):
-        memory = self.model.bare.landmarks.memory
+        memory = self.model.landmarks.memory
         settings = [f"retrieval.k={memory.k}", f"memory.window={memory.window}", f"memory.dense={memory.dense}"]
         base = ["model=pretrained", "model.name=x", f"model.block_size={BLOCK}", *settings, f"generate.tokens={TOKENS}"]
         made = to_config(compose_conf([f"task={task}", *base]))
@@ -289,17 +286,17 @@ class Commands:
     def generate(self, config):
         config.prompt = self.draw.choice(QUESTIONS)
         self.said.append(repr(config.prompt))
-        session = reading.opened(self.model, self.tokenizer, config)
-        pieces = reading._answered(session, config, GenerationStatistics(), [], lambda *_: None)
+        session = reading.session_of(self.model, self.tokenizer, config)
+        pieces = reading.answered(session, config, reading.GenerationStatistics(), lambda *_: None)
         self.check("".join(text for _, text in pieces))
 
     def chat(self, config):
-        session = reading.opened(self.model, self.tokenizer, config)
-        chat, reuse = reading.Conversation(session, config), self.draw.choice((None, 1))
+        session = reading.session_of(self.model, self.tokenizer, config)
+        talk, reuse = chat.Conversation(session, config), self.draw.choice((None, 1))
         session.answering.prefixes.most_bytes = reuse or session.answering.prefixes.most_bytes
         for _ in range(self.draw.randint(1, 3)):
             self.said.append(f"{self.draw.choice(QUESTIONS)!r}, reuse {reuse}")
-            chat.answer(self.said[-1])
+            talk.answer(self.said[-1])
             self.check(session.messages[-1]["content"])
         if config.memory.save is not None:
             session.save(config.memory.save)

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.cli import reading
+from landmark.cli import chat, reading
 from landmark.documents import Document, read_document, saved_document
 from landmark.models.huggingface import LandmarkModel, wrap
 from landmark.reading import session as sessions
@@ -88,7 +88,7 @@ def test_an_answer_is_interrupted_and_the_chat_goes_on(ask, monkeypatch):
             yield piece
             said += isinstance(piece, Delta)
             if said == 2 and len(ids) < 100:
-                reading.signal.raise_signal(reading.signal.SIGINT)
+                chat.signal.raise_signal(chat.signal.SIGINT)
 
     monkeypatch.setattr(Answering, "answer", interrupted)
     out, err = ask("task=chat", questions="Who?\nWhere does it stand, and what does it wait for there? Say it.\n")
@@ -251,7 +251,7 @@ def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch
     answers = [ask(*loaded, *given, questions="Who?\n")[0] for given in ((), ("model.dtype=bfloat16",))]
     assert answers[0].strip()
     assert answers[0] == answers[1]
-    monkeypatch.setattr(reading, "load_trained", None)
+    monkeypatch.setattr("landmark.models.huggingface.wrapping.open_as_saved", None)
     with pytest.raises(UserError, match="was read in bfloat16, the model is float32: leave out model.dtype$"):
         ask(*loaded, "model.dtype=float32", questions="Who?\n")
     with pytest.raises(UserError, match=r"kept in bfloat16, \S*other in float32: memories .* read in one type$"):
@@ -262,7 +262,7 @@ def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch
 def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_units(ask, monkeypatch, has_units):
     config = ask.folder / "model" / "config.json"
     write_json(config, {**read_json(config), "dtype": "bfloat16"})
-    monkeypatch.setattr("landmark.utils.hardware.has_units", lambda device: has_units)
+    monkeypatch.setattr("landmark.cli.reading.has_units", lambda device: has_units)
     kept = ask.folder / "kept"
     told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
     assert ("model.dtype=float32 is exact, slower" in told) == has_units

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from landmark.cli.main import TASKS
+from landmark.cli import main, tasks
 from landmark.cli.terminal import said
 from tests.cli.shell import RUN, start
 from tests.configurations import SMALL
@@ -21,7 +21,7 @@ def test_standard_output_is_the_answer_alone(here, monkeypatch):
         logging.getLogger("landmark.experiment.data").info("notes has 1 document(s)")
         print("A heron.")
 
-    monkeypatch.setitem(TASKS, "generate", answer)
+    monkeypatch.setattr(main, "generate", answer)
     done = here("task=generate", "prompt=Who?", "model=pretrained", "model.name=x")
     assert (done.out, done.err) == ("A heron.\n", "notes has 1 document(s)\n")
 
@@ -131,7 +131,7 @@ def test_a_bug_in_one_job_is_told_and_the_others_go_on(here, monkeypatch):
             raise RuntimeError("a bug")
         print("planned", command.config.retrieval.k)
 
-    monkeypatch.setitem(TASKS, "plan", breaks)
+    monkeypatch.setitem(tasks.TASKS, "plan", breaks)
     done = here("-m", "data=stdlib", "tokenizer=bytes", "size=nano", "task=plan", "model=landmark", "retrieval.k=1,2,3")
     assert done.code == 1
     assert [line for line in done.out.splitlines() if line.startswith("planned")] == ["planned 1", "planned 3"]

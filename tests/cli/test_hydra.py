@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra.experimental.callback import Callback
 
-from landmark.cli.main import TASKS
+from landmark.cli.tasks import TASKS
 from tests.cli.shell import start
 from tests.configurations import SMALL
 

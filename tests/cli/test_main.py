@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from landmark.cli import main
+from landmark.cli import main, tasks
 from landmark.experiment.config import schema, to_config
 from landmark.experiment.config.rows import quoted
 from landmark.experiment.runs import runner
@@ -149,7 +149,7 @@ def test_a_task_does_its_own_part_and_run_names_the_one_to_train(work, capsys):
     assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["transformer"], [name])
     work(*given, "task=train")
     assert (work.trained, work.evaluated) == (["landmark"], [])
-    assert set(main.TASKS) == set(schema.TASKS)
+    assert set(tasks.TASKS) == set(schema.TASKS)
 
 
 def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):

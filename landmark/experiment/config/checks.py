@@ -218,12 +218,7 @@ _OF_TASKS = (
 
 def check(config: Config) -> None:
     """Raise UserError, naming the key, where a value is out of range, has no effect, or does not fit another."""
-    _check_values(config)
-    _check_needed(config, (*_NEEDED, *_OF_KINDS))
-    for keys in _ALTERNATIVES:
-        chosen = [f"{key}={value}" for key in keys if (value := value_of(config, key))]
-        if len(chosen) > 1:
-            raise UserError(f"{' and '.join(chosen)}: choose one of them")
+    check_settings(config)
     for key, value in (("name", config.name), ("size", config.size)):  # they name folders
         if not re.fullmatch(r"\w[\w.-]*", value):
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
@@ -237,20 +232,30 @@ def check(config: Config) -> None:
         raise UserError(f"trainer.max_time={limit}: must be DD:HH:MM:SS, or a mapping, as {{hours: 1, minutes: 30}}")
     if config.model.name is not None and config.start is not None and not config.model.as_is:
         raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
+    if (own := config.model.architecture) is not None and "." not in own:
+        find_module("landmark.models", own, "Model", key="model.architecture")
+    _check_training(config)
+    _check_evaluation(config)
+    if config.model.masked:
+        _check_masked(config)
+
+
+def check_settings(config: Config) -> None:
+    """`check` of what a model that reads needs, without what is of trainings and rows alone."""
+    _check_values(config)
+    _check_needed(config, (*_NEEDED, *_OF_KINDS))
+    for keys in _ALTERNATIVES:
+        chosen = [f"{key}={value}" for key in keys if (value := value_of(config, key))]
+        if len(chosen) > 1:
+            raise UserError(f"{' and '.join(chosen)}: choose one of them")
     if config.model.name == "":
         raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
     if config.model.name is not None and config.tokenizer.name != "pretrained":
         raise UserError(
             f"tokenizer={config.tokenizer.name}: {config.model.name} knows the ids of its own alone, leave it"
         )
-    if (own := config.model.architecture) is not None and "." not in own:
-        find_module("landmark.models", own, "Model", key="model.architecture")
     if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
         raise UserError(f"memory.folder={config.memory.folder}: there is no such folder, make it before")
-    _check_training(config)
-    _check_evaluation(config)
-    if config.model.masked:
-        _check_masked(config)
 
 
 def _is_duration(value: Any) -> bool:

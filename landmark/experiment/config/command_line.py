@@ -1,5 +1,6 @@
 """The command line of this process: what Hydra knows of it, and the commands that it suggests."""
 
+import os
 import re
 import shlex
 import sys
@@ -55,6 +56,11 @@ def started() -> StartedJob:
         number=hydra.job.num,
         values={each.get_key_element(): (each.input_line or "").partition("=")[2] for each in swept},
     )
+
+
+def is_sweep_agent() -> bool:
+    """Whether the agent of a W&B sweep started this process; everything is then logged to the run of the agent."""
+    return bool(os.environ.get("WANDB_SWEEP_ID"))
 
 
 def as_typed(overrides: Any) -> list[str]:

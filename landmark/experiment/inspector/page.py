@@ -16,7 +16,6 @@ import numpy as np
 from landmark.experiment.config import Config
 from landmark.experiment.config.schema import memory_settings
 from landmark.experiment.data.tokenizers import Tokenizer
-from landmark.experiment.evaluation.generation import prompt_texts
 from landmark.experiment.inspector.trace import Trace, trace_retrieval
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -25,6 +24,12 @@ from landmark.utils.files import write_atomic
 SCRIPTS = "text.js", "data.js", "panel.js", "page.js"
 UNIT = 0xFFFF  # a weight is stored as a multiple of 1 / UNIT
 NATS = 1 << 11  # a loss as a multiple of 1 / NATS nats, up to 32 nats
+
+
+def prompt_texts(config: Config) -> list[str]:
+    """The text of `prompt_file`, if it is set, and `prompt`."""
+    texts = [] if config.prompt_file is None else [config.prompt_file.text]
+    return texts if config.prompt is None else [*texts, config.prompt]
 
 
 def inspect_text(

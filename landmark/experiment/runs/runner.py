@@ -1,6 +1,5 @@
 """From a row to its record: what is missing is made, what has a record is read. Nothing is made twice."""
 
-import functools
 import logging
 import os
 import shlex
@@ -20,7 +19,7 @@ from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import write_json
-from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
+from landmark.utils.hardware import cores, device_of, leave_busy_cores, set_up_cpu
 from landmark.utils.progress import progress_bar
 from landmark.utils.team import started_together
 from landmark.utils.trust import name_modules
@@ -28,9 +27,8 @@ from landmark.utils.trust import name_modules
 if TYPE_CHECKING:
     from landmark.experiment.data import Tokenizer
     from landmark.experiment.data.stream import Stream
-    from landmark.models import LanguageModel
+    from landmark.models import DecoderConfig, LanguageModel
 
-AS_EXACT = 2.0  # times the error of PyTorch's usual library for products of float32
 _log = logging.getLogger(__name__)
 
 
@@ -213,7 +211,7 @@ def train_here(
     inputs = inputs or Inputs()
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
     set_up_processor(config)
-    if evaluation_device(config) == "cpu" and (said := leave_busy_cores(advise=True)):
+    if device_of(config.trainer.accelerator) == "cpu" and (said := leave_busy_cores(advise=True)):
         _log.warning(said)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
@@ -231,12 +229,12 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     from landmark.experiment.data import SyntheticCorpus
     from landmark.experiment.data.evaluation_texts import document_starts
     from landmark.experiment.evaluation.rows import evaluate, evaluate_copy, evaluate_masked, evaluate_recall
-    from landmark.models import decoder_config, load
+    from landmark.models import decoder_config
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.evaluated(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-    model = load(job.run.folder, shape, evaluation_device(config), config.model.reading_dtype, config.model.bits)
+    model = _loaded(config, job.run.folder, shape)
     with progress_bar(job.name) as progress:
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
@@ -251,22 +249,9 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     return results | {"documents": document_starts(stream.tokens, tokenizer.eot, firsts)}
 
 
-def evaluation_device(config: Config) -> str:
-    """Device of an evaluation. Raises UserError where a GPU is asked for and there is none."""
-    import torch
-
-    if config.trainer.accelerator == "cpu":
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    if config.trainer.accelerator in ("gpu", "cuda"):
-        raise UserError(f"trainer.accelerator={config.trainer.accelerator}: no GPU was found, use trainer=cpu")
-    return "cpu"
-
-
 def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":
     """The model in a folder, and its tokenizer. Raises UserError where it is untrained or has another tokenizer."""
-    from landmark.models import decoder_config, load
+    from landmark.models import decoder_config
 
     tokenizer = inputs.tokenizer(config)
     if not has_weights(folder):
@@ -278,7 +263,14 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    return load(folder, shape, evaluation_device(config), config.model.reading_dtype, config.model.bits), tokenizer
+    return _loaded(config, folder, shape), tokenizer
+
+
+def _loaded(config: Config, folder: Path, shape: "DecoderConfig | None") -> "LanguageModel":
+    from landmark.models import load
+
+    device = device_of(config.trainer.accelerator)
+    return load(folder, shape, device, config.model.reading_dtype, config.model.bits)
 
 
 def set_up_processor(config: Config) -> None:
@@ -292,21 +284,4 @@ def set_up_processor(config: Config) -> None:
     elif config.task in ("generate", "chat") and (said := leave_busy_cores()):
         print(said, file=sys.stderr)
     if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
-        torch.set_float32_matmul_precision("medium" if _is_onednn_exact() else "highest")
-        keep_memory()
-
-
-@functools.cache
-def _is_onednn_exact() -> bool:
-    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does. Some
-    processors then take half of the time; others, with instructions for bfloat16, round.
-    """
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(4, *shape, generator=generator) for shape in ((102, 128), (128, 510)))
-    errors = {}
-    for precision in ("highest", "medium"):
-        torch.set_float32_matmul_precision(precision)
-        errors[precision] = float(((a @ b).double() - a.double() @ b.double()).abs().max())
-    return errors["medium"] <= AS_EXACT * errors["highest"]
+        set_up_cpu()

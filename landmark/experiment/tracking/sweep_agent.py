@@ -7,17 +7,14 @@ from typing import Any, get_args, get_type_hints
 
 from landmark.experiment.config.rows import quoted
 from landmark.experiment.config.schema import GROUPS, Config
-from landmark.experiment.tracking.wandb_run import is_sweep_agent
 
 _WORD = re.compile(r"([+]{,2}[\w./@]+)=(.+)", re.DOTALL)
 
 
 def as_hydra(words: Sequence[str]) -> list[str]:
-    """The words of a command line. From an agent: nested parameters (`a={'b': 1}`) are a word each (`a.b=1`), None is
+    """The words of an agent's command line: nested parameters (`a={'b': 1}`) are a word each (`a.b=1`), None is
     null, True and False are on and off for a group of these options, and 4.0 is 4 for a setting that is an integer.
     """
-    if not is_sweep_agent():
-        return list(words)
     return [made for word in words for made in _of_hydra(word)]
 
 

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from landmark.experiment.config.command_line import is_sweep_agent
 from landmark.experiment.config.saved import RUN
 from landmark.experiment.config.schema import POSITION_BIN, Config
 from landmark.experiment.tracking.sent import is_sent, note_sent
 from landmark.experiment.tracking.wandb_files import earlier_points
-from landmark.experiment.tracking.wandb_run import is_sweep_agent, mode, open_run, place
+from landmark.experiment.tracking.wandb_run import mode, open_run, place
 from landmark.utils.files import HASHES, read_hashes, read_json
 from landmark.utils.measured import TEXT, kind_of
 

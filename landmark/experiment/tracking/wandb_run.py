@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from landmark.experiment.config.command_line import started
+from landmark.experiment.config.command_line import is_sweep_agent, started
 from landmark.experiment.config.schema import Config, LoggerConfig
 from landmark.utils.source_tree import commit
 
@@ -82,11 +82,6 @@ def place(config: Config) -> Path:
 def upload_command(config: Config) -> str:
     """The command that uploads what is kept offline."""
     return f"`wandb sync {place(config)}/offline-run-*`"
-
-
-def is_sweep_agent() -> bool:
-    """Whether the agent of a W&B sweep started this process; everything is then logged to the run of the agent."""
-    return bool(os.environ.get("WANDB_SWEEP_ID"))
 
 
 def has_key() -> bool:

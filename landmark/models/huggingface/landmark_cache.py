@@ -6,7 +6,6 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -17,16 +16,14 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import (
-    DYNAMIC_LAYER_TYPE_MAPPING,
     Cache,
     CacheLayerMixin,
     DummyLayer,
-    LinearAttentionLayer,
 )
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
-from landmark.memory.blocks.cache import BlockCache, rotate_by
+from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.memory import memory_of
 from landmark.memory.landmarks.settings import MemorySettings
@@ -34,9 +31,8 @@ from landmark.memory.retrievals import Observer
 from landmark.memory.saving import REMEDY
 from landmark.memory.text_memory import Piece, TextMemory
 from landmark.models.huggingface.attention import check_attended
+from landmark.models.huggingface.cache_layers import Chunk, MemoryLayer, content_of, copied, fill, following, new_layers
 from landmark.models.huggingface.families import (
-    FULL,
-    HYBRID,
     cache_layers,
     device_of_layer,
     givers,
@@ -50,6 +46,7 @@ from landmark.models.huggingface.families import (
     unrotate,
     unrotated_layers,
 )
+from landmark.models.huggingface.padded_batch import Group, PaddedBatch
 from landmark.models.huggingface.tiny import apart
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
@@ -67,8 +64,7 @@ class LandmarkCache(Cache):
     To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk, inside
     `reading`, the model calls `attend` in each layer with full attention, which undoes the rotation where the memory
     assigns positions itself; at the end the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
-    In a padded batch `divide` puts samples of the same lengths into `groups`, each with a cache of its own; `memory` is
-    then empty.
+    In a `padded` batch the texts have caches of their own; `memory` is then empty.
 
     ids: (B, n), the text so far, without landmarks; empty in a padded batch. Those behind the tokens that the memory
     has read are *unread*: the next call reads them too (`settle`). marks: places at which `fork` can begin, the ends of
@@ -84,9 +80,9 @@ class LandmarkCache(Cache):
     ):
         """An empty cache of a model. settings: of a text with landmarks, or without."""
         self._kinds, self._givers = cache_layers(model), givers(model)
-        self._chunk = _Chunk()
+        self._chunk = Chunk()
         super().__init__(layers=self._new_layers())
-        alone = _MemoryLayer, DummyLayer
+        alone = MemoryLayer, DummyLayer
         self._numbers_of_others = [n for n, layer in enumerate(self.layers) if type(layer) not in alone]
         self.landmark_layers = landmark_layers(model)
         self.frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
@@ -118,18 +114,14 @@ class LandmarkCache(Cache):
         self.memory.model = self._model.digest
 
     def _new_layers(self) -> list[Any]:
-        own = {FULL: _MemoryLayer, HYBRID: _MemoryAndStateLayer}
-        return [
-            own[kind](self._chunk, number, **given) if kind in own else DYNAMIC_LAYER_TYPE_MAPPING[kind](**given)
-            for number, (kind, given) in enumerate(self._kinds)
-        ]
+        return new_layers(self._kinds, self._chunk)
 
     def _copy(self, memory: TextMemory) -> LandmarkCache:
         """A copy with another memory, whose other layers have read nothing."""
-        copied = copy.copy(self)
-        copied._chunk, copied.memory, copied.next_token = _Chunk(), memory, None
-        copied.layers = copied._new_layers()
-        return copied
+        other = copy.copy(self)
+        other._chunk, other.memory, other.next_token = Chunk(), memory, None
+        other.layers = other._new_layers()
+        return other
 
     def empty(self) -> LandmarkCache:
         """A memory with the same settings that has read nothing."""
@@ -140,9 +132,8 @@ class LandmarkCache(Cache):
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
         self._settled: tuple[int, dict[int, Any]] = (0, {})  # a position, and copies of the other layers there
-        self.groups: list[Group] = []
+        self.padded: PaddedBatch | None = None
         self.marks = None if self.marks is None else []
-        self._columns = 0  # of a padded batch: tokens read, padding included
         self.torn = False  # whether an error left a text read in part
 
     def expect(self, tokens: int) -> None:
@@ -151,7 +142,7 @@ class LandmarkCache(Cache):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
+        """See `landmark.memory.Memory.stats`; a padded batch has those of its groups alone."""
         return self.memory.stats
 
     def pieces(self, length: int, kept: int, most: Callable[[], int]) -> Iterator[Piece]:
@@ -182,13 +173,13 @@ class LandmarkCache(Cache):
         Tokens that chose their blocks together with others, which are no part of the text that follows, would let its
         answers depend on a text that was read before. Tokens that chose alone are read again with what now follows.
         """
-        for group in self.groups:
+        for group in self.padded.groups if self.padded else ():
             group.cache.settle()
         memory = self.memory
         if memory.settled == memory.position:
             return
         (at, others), new = self._settled, self._new_layers()
-        self._put({n: _copied(others[n]) if n in others else new[n] for n in self._numbers_of_others})
+        self._put({n: copied(others[n]) if n in others else new[n] for n in self._numbers_of_others})
         memory.settle(at if self.has_others else None)
 
     def unread(self, batch: int) -> list[Tensor]:
@@ -197,10 +188,7 @@ class LandmarkCache(Cache):
 
     def caches(self, batch: int) -> list[LandmarkCache]:
         """The cache of each of `batch` texts."""
-        found = dict.fromkeys(range(batch), self)
-        for group in self.groups:
-            found |= dict.fromkeys(group.rows, group.cache)
-        return list(found.values())
+        return self.padded.caches() if self.padded else [self] * batch
 
     @property
     def has_others(self) -> bool:
@@ -212,7 +200,7 @@ class LandmarkCache(Cache):
         return {number: self.layers[number] for number in self._numbers_of_others}
 
     def _copies_of_others(self) -> dict[int, Any]:
-        return {number: _copied(layer) for number, layer in self._others.items()}
+        return {number: copied(layer) for number, layer in self._others.items()}
 
     @contextmanager
     def reading_chunk(self, ids: Tensor, length: int, device: torch.device, prefill: bool = False) -> Iterator[Tensor]:
@@ -247,7 +235,7 @@ class LandmarkCache(Cache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
-        assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
+        assert self._chunk.positions is not None  # or `MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
         if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self.has_others else None
@@ -266,7 +254,7 @@ class LandmarkCache(Cache):
     def _put(self, others: Mapping[int, Any]) -> None:
         for number, layer in others.items():
             self.layers[number] = layer
-            if isinstance(layer, _MemoryLayer):
+            if isinstance(layer, MemoryLayer):
                 layer._chunk = self._chunk
 
     @property
@@ -295,14 +283,14 @@ class LandmarkCache(Cache):
         files by name. Raises UserError, and leaves nothing, where the folder exists, the disk is full, or the batch is
         padded.
         """
-        if self.groups:
+        if self.padded:
             raise UserError("a padded batch has a memory for each length: read the texts one by one to save them")
         tensors = {IDS: self.ids.contiguous()}
         at, settled = self._settled
         behind = settled if at < self.memory.position else {}  # the end's own are those that are settled
         for prefix, layers in (("", self._others), (SETTLED, behind)):
             for number, layer in layers.items():
-                tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in _content(layer).items()}
+                tensors |= {f"{prefix}{number}.{name}": x.contiguous() for name, x in content_of(layer).items()}
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
     def load(self, folder: Path | str | Sequence[Path | str]) -> None:
@@ -312,7 +300,7 @@ class LandmarkCache(Cache):
         """
         folders = [folder] if isinstance(folder, (str, Path)) else folder
         saved = (self._loaded(Path(each)) for each in folders)
-        vars(self).update(vars(next(saved) if len(folders) == 1 else joined(saved)))
+        self._become(next(saved) if len(folders) == 1 else joined(saved))
 
     def _loaded(self, folder: Path) -> LandmarkCache:
         loaded = self._copy(copy.copy(self.memory))
@@ -335,7 +323,7 @@ class LandmarkCache(Cache):
                 start = f"{prefix}{number}."
                 own = {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
                 try:
-                    _fill(layer, own, device_of(number))
+                    fill(layer, own, device_of(number))
                 except torch.OutOfMemoryError:
                     raise
                 except (LookupError, RuntimeError, ValueError) as error:
@@ -352,7 +340,7 @@ class LandmarkCache(Cache):
         if not memory.is_rotated or not behind.is_rotated:  # it has landmarks
             raise UserError("several memories: only texts that are read without landmarks can be asked together")
         turned = {number: sliding_frequencies(model, number) for number in self._numbers_of_others}
-        if other.groups or other.torn or other.batch_size != 1 or self.batch_size > 1:
+        if other.padded or other.torn or other.batch_size != 1 or self.batch_size > 1:
             raise UserError("several memories: each must have read one text, to its end")
         if self.ids.shape[1] > memory.tokens_read:
             raise UserError("several memories: the end of one must be read again (settle) before another text follows")
@@ -365,7 +353,7 @@ class LandmarkCache(Cache):
             )
         (at, settled), start, windows = other._settled, memory.position, self._others
         moved, settled = (
-            {n: _following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
+            {n: following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
             for layers in (other._others, settled)
         )
         self.ids = torch.cat([self.ids, other.ids], 1) if start else other.ids
@@ -400,10 +388,10 @@ class LandmarkCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of blocks, pending tokens, windows and states, those of the marks included."""
-        tensors: list[Any] = [self.ids, *(x for layer in self._others.values() for x in _content(layer).values())]
+        tensors: list[Any] = [self.ids, *(x for layer in self._others.values() for x in content_of(layer).values())]
         tensors += [x for _, between in self.memory.mark().values() for x in between.values()]
         for mark in self.marks or []:
-            tensors += [x for layer in mark.others.values() for x in _content(layer).values()]
+            tensors += [x for layer in mark.others.values() for x in content_of(layer).values()]
             tensors += [x for _, between in mark.layers.values() for x in between.values()]
         storages = [x.untyped_storage() for x in tensors if isinstance(x, Tensor)]
         return self.stats["bytes_kept"] + sum({each.data_ptr(): each.nbytes() for each in storages}.values())
@@ -416,7 +404,7 @@ class LandmarkCache(Cache):
 
     def add_mark(self) -> None:
         """Keep a mark of the place that is reached; of too many one goes, rather far from the end than near it."""
-        if self.marks is None or self.groups:
+        if self.marks is None or self.padded:
             return
         if not self.marks or self.marks[-1].tokens < self.memory.tokens_read:
             self.marks.append(self.mark())
@@ -443,53 +431,39 @@ class LandmarkCache(Cache):
         forked = self._copy(self.memory.beginning(mark.position, mark.layers))
         forked.ids = self.ids[:, : mark.tokens].clone()
         forked.marks = [each for each in self.marks or [] if each.tokens <= mark.tokens]
-        forked._put({number: _copied(layer) for number, layer in mark.others.items()})
+        forked._put({number: copied(layer) for number, layer in mark.others.items()})
         forked._settled = mark.position, mark.others
         return forked
 
     def select(self, samples: Tensor) -> LandmarkCache:
         """A copy whose samples are these of the batch. samples: (n,), integer; one may occur more than once."""
         chosen = self._copy(self.memory.select_samples(samples))
-        chosen.groups, chosen.marks = [], None
-        for group in self.groups:
-            places = [(new, group.rows.index(old)) for new, old in enumerate(samples.tolist()) if old in group.rows]
-            if places:
-                rows, at = map(list, zip(*places, strict=True))
-                chosen.groups.append(Group(rows, group.cache.select(torch.tensor(at))))
+        chosen.padded, chosen.marks = self.padded and self.padded.select(samples), None
         if self.ids.numel():
             chosen.ids = self.ids[samples.to(self.ids.device)]
-        chosen._put({number: _copied(layer, samples) for number, layer in self._others.items()})
+        chosen._put({number: copied(layer, samples) for number, layer in self._others.items()})
         at, others = self._settled
-        chosen._settled = at, {number: _copied(layer, samples) for number, layer in others.items()}
+        chosen._settled = at, {number: copied(layer, samples) for number, layer in others.items()}
         return chosen
 
     def texts(self, batch: int) -> list[Tensor]:
         """The ids read of each of `batch` samples, without landmarks and padding."""
-        found = dict.fromkeys(range(batch), self.ids.new_zeros(0))
-        found |= dict(enumerate(self.ids)) if self.ids.numel() else {}
-        for group in self.groups:
-            found |= dict(zip(group.rows, group.cache.ids, strict=True)) if group.cache.ids.numel() else {}
-        return list(found.values())
+        if self.padded:
+            return self.padded.texts()
+        return list(self.ids) if self.ids.numel() else [self.ids.new_zeros(0)] * batch
 
     def divide(self, kinds: list[tuple[int, bool]]) -> list[Group]:
-        """Group samples by the tokens they read next. kinds: of each their number, and whether they are `prefill`."""
-        if not self.groups:
-            whole, columns = copy.copy(self), self.get_seq_length()
-            vars(self).update(vars(self._copy(copy.copy(self.memory))))
-            self.memory.reset()
-            self._forget()
-            self.groups, self._columns = [Group(list(range(len(kinds))), whole)], columns
-        divided = []
-        for group in self.groups:
-            alike: dict[tuple[int, bool], list[int]] = {}
-            for at, row in enumerate(group.rows):
-                alike.setdefault(kinds[row], []).append(at)
-            for places in alike.values():
-                rows = [group.rows[at] for at in places]
-                cache = group.cache if len(alike) == 1 else group.cache.select(torch.tensor(places))
-                divided.append(Group(rows, cache))
-        self.groups = divided
-        return divided
+        """Group samples by the tokens they read next, as `PaddedBatch.divide`."""
+        if self.padded is None:
+            whole, columns, empty = copy.copy(self), self.get_seq_length(), self.empty()
+            empty._state = self._state
+            self._become(empty)
+            self.padded = PaddedBatch([Group(list(range(len(kinds))), whole)], columns)
+        return self.padded.divide(kinds)
+
+    def _become(self, other: LandmarkCache) -> None:
+        """Go on as another cache of the same model, with all that it has read."""
+        vars(self).update(vars(other))
 
     def check_batch(self, batch: int) -> None:
         """Raise UserError where a batch of so many texts cannot go on with this memory."""
@@ -505,10 +479,11 @@ class LandmarkCache(Cache):
         try:
             yield
         except BaseException as error:
-            is_whole = isinstance(error, GeneratorExit) and not self.groups  # nobody wants the rest
+            is_whole = isinstance(error, GeneratorExit) and not self.padded  # nobody wants the rest
             self.torn = not is_whole and [len(text) for text in self.texts(batch)] != before
             raise
-        self._columns += columns
+        if self.padded:
+            self.padded.columns += columns
 
     @contextmanager
     def passing_together(self, positions: Tensor) -> Iterator[None]:
@@ -521,7 +496,7 @@ class LandmarkCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the text read so far, without landmarks; of a padded batch, padding included."""
-        return self._columns if self.groups else self.ids.shape[1]
+        return self.padded.columns if self.padded else self.ids.shape[1]
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""
@@ -531,8 +506,7 @@ class LandmarkCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these samples of the batch."""
         if self.get_seq_length():
-            chosen = self.select(indices)
-            vars(self).update(vars(chosen))
+            self._become(self.select(indices))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Put the samples into this order, as beam search does; the memory of a sample may be copied."""
@@ -542,7 +516,7 @@ class LandmarkCache(Cache):
     @property
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
-        return sum(len(group.rows) for group in self.groups) or self.memory.batch_size
+        return self.padded.size if self.padded else self.memory.batch_size
 
     @property
     def is_compileable(self) -> bool:
@@ -556,36 +530,6 @@ class LandmarkCache(Cache):
             "PEFT's prefix tuning puts keys before a text, which a landmark memory does not have: generate without "
             "landmarks (past_key_values=DynamicCache())"
         )
-
-
-def _copied(layer: Any, samples: Tensor | None = None) -> Any:
-    """A copy of a layer with a window or a state, which goes on by itself. samples: these of the batch; None: all."""
-    copied = copy.copy(layer)
-    for name, value in vars(layer).items():
-        if isinstance(value, dict):  # of states, which are changed in place
-            setattr(copied, name, {key: _own(x, samples) for key, x in value.items()})
-    if samples is not None and _has_window(layer):
-        copied.batch_select_indices(samples)
-    return copied
-
-
-def _own(x: Any, samples: Tensor | None) -> Any:
-    return x if not isinstance(x, Tensor) else x.clone() if samples is None else x[samples.to(x.device)]
-
-
-def _following(before: Any, layer: Any, start: int, frequencies: Tensor) -> Any:
-    """A copy of a layer with a sliding window, `start` tokens later and behind the tokens of the one before. layer: may
-    have read nothing, then None.
-    """
-    if not _has_window(layer):
-        return copy.copy(before)
-    copied = copy.copy(layer)
-    if start:
-        keys = rotate_by(frequencies, layer.keys, torch.tensor([start], device=layer.keys.device))
-        both = torch.cat([before.keys, keys], 2), torch.cat([before.values, layer.values], 2)
-        copied.keys, copied.values = (x[:, :, 1 - layer.sliding_window :] for x in both)
-        copied.cumulative_length = start + layer.cumulative_length
-    return copied
 
 
 def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:
@@ -602,42 +546,6 @@ def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:
     if found is None:
         raise UserError("several memories: there is none")
     return found
-
-
-def _has_window(layer: Any) -> bool:
-    return getattr(layer, "is_sliding", False) and layer.is_initialized
-
-
-def _content(layer: Any) -> dict[str, Tensor]:
-    """The tensors of a layer with a window or a state, by name."""
-    found = {}
-    if _has_window(layer):
-        found = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
-    for kind in _STATES:
-        states = getattr(layer, f"{kind}_states", {}).items()
-        found |= {f"{kind}.{number}": state for number, state in states if state is not None}
-    return found
-
-
-def _fill(layer: Any, content: Mapping[str, Tensor], device: torch.device) -> None:
-    """Give an empty layer the tensors of another one."""
-    if "keys" in content:
-        window = [content[name].to(device) for name in ("keys", "values")]
-        if any(x.ndim != 4 for x in window) or window[0].shape[:3] != window[1].shape[:3]:
-            raise ValueError("its keys and values do not fit each other")
-        layer.lazy_initialization(*window)
-        layer.keys, layer.values = window
-        layer.cumulative_length = int(content["length"])
-    for name, saved in content.items():
-        kind, _, number = name.partition(".")
-        if kind in _STATES:
-            state = saved.to(device)
-            layer.lazy_initialization(**{f"{kind}_states": state, "state_idx": int(number)})
-            getattr(layer, f"{kind}_states")[int(number)].copy_(state)
-            layer.has_previous_state[int(number)] = True
-
-
-_STATES = "conv", "recurrent"
 
 
 class _ModelRef:
@@ -681,60 +589,3 @@ class Mark(NamedTuple):
     position: int
     layers: dict[int, tuple[int, dict[str, Tensor]]]
     others: dict[int, Any]
-
-
-class Group(NamedTuple):
-    """Samples of a padded batch that have read as many tokens. rows: their numbers. cache: of them, in this order."""
-
-    rows: list[int]
-    cache: LandmarkCache
-
-
-@dataclass
-class _Chunk:
-    """The chunk that is being read. positions: (1, T), None between chunks. attended: the layers that have attended."""
-
-    positions: Tensor | None = None
-    attended: set[int] = field(default_factory=set)
-
-
-class _MemoryLayer(CacheLayerMixin):
-    """A layer whose past is in the memory: attention gets the keys and values of the chunk alone."""
-
-    is_sliding = False
-
-    def __init__(self, chunk: _Chunk, number: int):
-        super().__init__()
-        self._chunk, self._number = chunk, number
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Raises UserError outside of `LandmarkCache.reading`, where attention would see the chunk alone."""
-        if self._chunk.positions is None:
-            raise UserError(
-                f"layer {self._number}: a landmark memory reached a model that does not read with landmarks; call the "
-                "model that `wrap` or `load` returned, and nothing below it"
-            )
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def reset(self) -> None: ...
-
-
-class _MemoryAndStateLayer(LinearAttentionLayer, _MemoryLayer):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """A layer whose keys and values are in the memory, and which has a recurrent state beside them."""
-
-    def __init__(self, chunk: _Chunk, number: int, number_of_states: int = 1):
-        _MemoryLayer.__init__(self, chunk, number)
-        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
-
-    update = _MemoryLayer.update

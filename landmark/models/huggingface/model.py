@@ -329,7 +329,7 @@ class LandmarkModel(_Base):
             check_goes_on(ids, kwargs.get("attention_mask"), cache)
             cache.check_model(self)
             cache.settle()  # so that the answer depends on the text alone
-            if not cache.groups:  # room for the answer too, no more than a memory that grows would take
+            if cache.padded is None:  # room for the answer too, no more than a memory that grows would take
                 new = max((config.max_length or 0) - ids.shape[1], config.max_new_tokens or 0)
                 cache.expect(ids.shape[1] + min(new, ids.shape[1] // 8) - cache.get_seq_length())
         repeats = max(config.num_beams or 1, config.num_return_sequences or 1)

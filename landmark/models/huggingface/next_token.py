@@ -61,7 +61,7 @@ def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None
     quantised; where the batch is padded; and not the first tokens of a text.
     """
     memory, device = cache.memory, ids.device
-    if cache.has_others or cache.groups or cache.get_seq_length() > memory.tokens_read:
+    if cache.has_others or cache.padded or cache.get_seq_length() > memory.tokens_read:
         return None
     if memory.num_layers < cache.num_stored or not memory.has_token_kernels(device):
         return None

@@ -14,7 +14,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from landmark.attention import Scoring, Sinks
 from landmark.attention.layout import insert_landmarks
 from landmark.memory.text_memory import Piece, equal_pieces
-from landmark.models.huggingface.landmark_cache import Group, LandmarkCache
+from landmark.models.huggingface.landmark_cache import LandmarkCache
+from landmark.models.huggingface.padded_batch import Group
 from landmark.utils.errors import UserError
 
 
@@ -97,7 +98,7 @@ class ChunkedForward:
             own.pieces(len(text), last, self._most)
             for own, text, last in zip(cache.caches(len(texts)), texts, with_logits, strict=True)
         ]
-        alike, before = not cache.groups and bool(mask.all()), max(map(len, unread))
+        alike, before = cache.padded is None and bool(mask.all()), max(map(len, unread))
         done = [0] * len(texts)
         while any(read < len(text) for read, text in zip(done, texts, strict=True)):
             ends = ((read, len(text)) for read, text in zip(done, texts, strict=True))

@@ -135,11 +135,16 @@ def load(folder: str | Path, bits: int | None = None, **settings: Any) -> tuple[
     """
     path = folder_of(str(folder))
     check_folder(path)
-    if not is_gguf(path):
-        _register([str(read_json(path / "config.json", {"model_type": str})["model_type"]).removeprefix(PREFIX)])
-    tokenizer, model = open_tokenizer(path), open_model(path, bits, **settings)
+    tokenizer, model = open_tokenizer(path), open_as_saved(path, bits, **settings)
     with readable(path, "model with a tokenizer"):
         return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
+
+
+def open_as_saved(path: Path, bits: int | None = None, **settings: Any) -> LandmarkModel | PreTrainedModel:
+    """A model as it was saved, with landmarks or as any other. Arguments and errors are those of `load`."""
+    if not is_gguf(path):
+        _register([str(read_json(path / "config.json", {"model_type": str})["model_type"]).removeprefix(PREFIX)])
+    return open_model(path, bits, **settings)
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:

@@ -150,7 +150,7 @@ def test_products_are_as_exact_as_float32_weights_the_same_and_a_record_says_how
     exact = a.double() @ b.double()
     assert ((a @ b).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
     for is_exact, chosen in ((True, "medium"), (False, "highest")):
-        monkeypatch.setattr(runner, "_is_onednn_exact", lambda is_exact=is_exact: is_exact)
+        monkeypatch.setattr("landmark.utils.hardware._is_onednn_exact", lambda is_exact=is_exact: is_exact)
         set_up_processor(configure("trainer=cpu"))
         assert hardware()["matmul"] == chosen
 

@@ -417,7 +417,5 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("word", AGENTS)
-def test_what_an_agent_writes_as_python_is_hydras(word, monkeypatch):
-    assert as_hydra([word]) == [word]
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s4f0")
+def test_what_an_agent_writes_as_python_is_hydras(word):
     assert as_hydra([word]) == AGENTS[word]

@@ -5,7 +5,7 @@
 MODEL: a folder of transformers, or a .gguf file. Of each text of `--tokens` tokens all but the last `--last` are read
 with all keys, once, and saved. Then each rule reads the last ones, which choose blocks: so all rules have the same keys
 and values. Texts are taken from the books in turn. What was measured stays in `--work`, so that the command goes on
-where it stopped; rows that say most come first, for all texts. The CSV has the loss of each row and text.
+where it stopped; rows that say most come first, for all texts. A CSV, a table and a picture follow each text.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,22 @@ import torch
 
 from benchmarks.settings import use_threads
 from landmark.experiment.evaluation.measurement import token_losses
-from landmark.experiment.results.charts import PALETTE, Look, Panel, around, curves, png, point, reference
+from landmark.experiment.results.charts import (
+    BEYOND_PALETTE,
+    PALETTE,
+    SHAPES,
+    Look,
+    Panel,
+    around,
+    curves,
+    png,
+    point,
+    reference,
+)
 from landmark.memory.blocks.scorer import BlockScorer, scorer_of
 from landmark.models.huggingface import load
 from landmark.utils.files import write_atomic
+from landmark.utils.significance import LEAST
 from landmark.utils.source_tree import EXPERIMENTS
 
 ALL = "all keys"
@@ -41,6 +54,7 @@ RULES: dict[str, Any] = {  # in the order of the picture's legend
     "chance": "random",
 }
 HEADS = {"group": "per_token_and_group", "head": "per_token_and_head"}
+KEYS = ("rule", "heads", "blocks")
 FIRST = ("mean key", "exact share", "smallest and largest keys", "last blocks")
 
 
@@ -129,24 +143,45 @@ class Reading:
         return torch.cat(found, 1)[0].numpy(), time.perf_counter() - started
 
 
-def summary(frame: Any) -> Any:
-    """Of each row the mean of its losses above all keys, and its paired standard error over texts."""
-    wide = frame.pivot_table(index="text", columns=["rule", "heads", "blocks"], values="nats")
-    above = wide.sub(wide[(ALL, "group", 8)], axis=0).drop(columns=[(ALL, "group", 8)])
-    made = pd.DataFrame({"nats above": above.mean(), "error": above.sem(), "texts": above.count()})
-    return made.reset_index()
+def summary(measured: list[dict[str, Any]]) -> Any:
+    """A line a row: over the texts that it read its loss and its difference from all keys, and each text's loss."""
+    frame: Any = pd.DataFrame(measured)
+    order = list(dict.fromkeys(frame[list(KEYS)].itertuples(index=False, name=None)))
+    wide = frame.pivot(index="text", columns=KEYS, values="nats")
+    seconds, every = frame.groupby(list(KEYS))["seconds"].median(), wide[order[0]]
+    lines = []
+    for key in order:
+        above = (wide[key] - every).dropna()
+        error = above.sem() if len(above) >= LEAST else None
+        values = {"texts": len(above), "nats": wide[key].mean(), "difference": above.mean(), "difference_error": error}
+        lines.append(dict(zip(KEYS, key, strict=True)) | values | {"seconds": seconds[key]} | wide[key].to_dict())
+    return pd.DataFrame(lines)
+
+
+def compared(made: Any) -> list[str]:
+    """A sentence for each row beside mean keys, and for mean keys beside those that each head chooses."""
+    losses, lines = made.set_index(list(KEYS)).iloc[:, 5:], list[str]()
+    for rule, heads, blocks in losses.index[1:]:
+        own, usual = (rule, heads, blocks), ("mean key", heads if rule != "mean key" else "group", blocks)
+        if own != usual and usual in losses.index:
+            above = (losses.loc[own] - losses.loc[usual]).dropna()
+            error = f"± {above.sem():.4f} over {len(above)} texts" if len(above) >= LEAST else f"{len(above)} texts"
+            words = " against ".join(f"{name}, {who}" for name, who in ((rule, heads), usual[:2]))
+            lines.append(f"- {blocks} blocks, {words}: ({above.mean():+.4f} nats a token; {error})")
+    return lines
 
 
 def table(made: Any) -> str:
-    """Markdown: a line a rule, a column each number of blocks and who chooses."""
-    columns = sorted({(row.blocks, row.heads) for row in made.itertuples()})
+    """Markdown: a line a rule, a column each number of blocks and who chooses, nats above all keys."""
+    columns = sorted({(row.blocks, row.heads) for row in made.iloc[1:].itertuples()})
     lines = ["| rule | " + " | ".join(f"{blocks}, {heads}" for blocks, heads in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
-    for rule in dict.fromkeys(made["rule"]):
+    for rule in dict.fromkeys(made["rule"][1:]):
         cells = []
         for blocks, heads in columns:
             one = made[(made["rule"] == rule) & (made["blocks"] == blocks) & (made["heads"] == heads)]
-            cells.append(f"{one['nats above'].iloc[0]:.4f} ± {one['error'].iloc[0]:.4f}" if len(one) else "")
+            error = "" if one["difference_error"].isna().all() else f" ± {one['difference_error'].iloc[0]:.4f}"
+            cells.append(f"{one['difference'].iloc[0]:.4f}{error}" if len(one) else "")
         lines.append(f"| {rule} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -156,7 +191,9 @@ def draw(tables: Mapping[str, Any]) -> bytes:
     panels = []
     for model, made in tables.items():
         for heads, words in (("group", "heads that share keys choose together"), ("head", "each head chooses alone")):
-            panels.append(_panel(f"{model}: {words}", made[(made["heads"] == heads) & made["rule"].isin(list(RULES))]))
+            own = made[(made["heads"] == heads) & made["rule"].isin(list(RULES))]
+            if len(own):
+                panels.append(_panel(f"{model}: {words}", own))
     return png(
         "Loss above all keys, by what blocks are chosen by", [panels[n : n + 2] for n in range(0, len(panels), 2)]
     )
@@ -164,12 +201,15 @@ def draw(tables: Mapping[str, Any]) -> bytes:
 
 def _panel(title: str, made: Any) -> Panel:
     rules = [rule for rule in RULES if rule in set(made["rule"])]
-    shapes = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
-    looks = {rule: Look(PALETTE[n % 8], shapes[n % 8]) for n, rule in enumerate(RULES) if rule in rules}
+    looks = {
+        rule: Look(colour, shape)
+        for rule, colour, shape in zip(RULES, PALETTE + BEYOND_PALETTE, cycle(SHAPES))
+        if rule in rules
+    }
     shift = {rule: 1 + 0.02 * (n - len(rules) / 2) for n, rule in enumerate(rules)}  # so that bars stand side by side
     points = [
-        point(row.rule, row.blocks * shift[row.rule], row[4], around(row[4], row.error))
-        for row in made.sort_values("blocks").itertuples()
+        point(row.rule, row.blocks * shift[row.rule], row.difference, around(row.difference, row.difference_error))
+        for row in made.fillna({"difference_error": 0.0}).sort_values("blocks").itertuples()
     ]
     blocks = sorted(set(made["blocks"]))
     x = {
@@ -212,13 +252,14 @@ def main() -> None:
                 loss, seconds = float(found["losses"].mean()), float(found["seconds"])
                 measured.append({"text": name, **vars(row), "nats": loss, "seconds": seconds})
                 print(*measured[-1].values(), flush=True)
-            frame: Any = pd.DataFrame(measured)
-            write_atomic(out, frame.to_csv(index=False, float_format="%.6f").encode())
+            made = summary(measured)
+            write_atomic(out, made.to_csv(index=False, float_format="%.6f").encode())
+            said = "\n".join([table(made), "", *compared(made), ""])
+            write_atomic(out.with_suffix(".md"), said.encode())
+            files = sorted(given.out.glob("*.csv"))
+            write_atomic(given.out / "equal_keys.png", draw({file.stem: pd.read_csv(file) for file in files}))
     for name, _ in chosen:
         shutil.rmtree(work / f"text-{name}", ignore_errors=True)
-    tables = {file.stem: summary(pd.read_csv(file)) for file in sorted(given.out.glob("*.csv"))}
-    write_atomic(given.out / "equal_keys.png", draw(tables))
-    print(table(tables[stem]))
 
 
 if __name__ == "__main__":

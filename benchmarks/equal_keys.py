@@ -55,6 +55,7 @@ RULES: dict[str, Any] = {  # in the order of the picture's legend
 }
 HEADS = {"group": "per_token_and_group", "head": "per_token_and_head"}
 KEYS = ("rule", "heads", "blocks")
+STRETCH = 64  # tokens of a unit, where texts are few
 FIRST = ("mean key", "exact share", "smallest and largest keys", "last blocks")
 
 
@@ -144,30 +145,50 @@ class Reading:
 
 
 def summary(measured: list[dict[str, Any]]) -> Any:
-    """A line a row: over the texts that it read its loss and its difference from all keys, and each text's loss."""
-    frame: Any = pd.DataFrame(measured)
-    order = list(dict.fromkeys(frame[list(KEYS)].itertuples(index=False, name=None)))
-    wide = frame.pivot(index="text", columns=KEYS, values="nats")
-    seconds, every = frame.groupby(list(KEYS))["seconds"].median(), wide[order[0]]
-    lines = []
+    """A line a row: over the texts that it read its loss and its difference from all keys, and each text's loss.
+
+    measured: of each row and text also the losses (tokens,).
+    """
+    cells = {(each["text"], *(each[key] for key in KEYS)): each for each in measured}
+    order, lines = list(dict.fromkeys(cell[1:] for cell in cells)), list[dict[str, Any]]()
+    texts = list(dict.fromkeys(cell[0] for cell in cells))
     for key in order:
-        above = (wide[key] - every).dropna()
-        error = above.sem() if len(above) >= LEAST else None
-        values = {"texts": len(above), "nats": wide[key].mean(), "difference": above.mean(), "difference_error": error}
-        lines.append(dict(zip(KEYS, key, strict=True)) | values | {"seconds": seconds[key]} | wide[key].to_dict())
+        own = {text: cells[text, *key] for text in texts if (text, *key) in cells}
+        above = [each["losses"] - cells[text, *order[0]]["losses"] for text, each in own.items()]
+        usual = ("mean key", key[1] if key[0] != "mean key" else "group", key[2])
+        beside = [
+            each["losses"] - cells[text, *usual]["losses"] for text, each in own.items() if (text, *usual) in cells
+        ]
+        values = {"texts": len(own), "nats": np.mean([each["losses"].mean() for each in own.values()])}
+        values |= dict(zip(("difference", "difference_error", "units"), paired(above), strict=True))
+        if key not in (usual, order[0]) and beside:
+            values |= dict(zip(("beside", "beside_error", "beside_units"), paired(beside), strict=True))
+        values["seconds"] = np.median([each["seconds"] for each in own.values()])
+        nats = {text: each["losses"].mean() for text, each in own.items()}
+        lines.append(dict(zip(KEYS, key, strict=True)) | values | nats)
     return pd.DataFrame(lines)
 
 
+def paired(differences: list[np.ndarray]) -> tuple[float, float, str]:
+    """The mean of differences of losses (tokens,) of texts; its standard error over texts, or where they are too few
+    over stretches of texts, which are less independent; and the words for these.
+    """
+    means, words = [each.mean() for each in differences], f"{len(differences)} texts"
+    if len(means) < LEAST:
+        means = [part.mean() for each in differences for part in np.split(each, len(each) // STRETCH)]
+        words = f"{len(means)} stretches of {STRETCH} tokens, of {words}"
+    return float(np.mean(means)), float(np.std(means, ddof=1) / np.sqrt(len(means))), words
+
+
 def compared(made: Any) -> list[str]:
-    """A sentence for each row beside mean keys, and for mean keys beside those that each head chooses."""
-    losses, lines = made.set_index(list(KEYS)).iloc[:, 5:], list[str]()
-    for rule, heads, blocks in losses.index[1:]:
-        own, usual = (rule, heads, blocks), ("mean key", heads if rule != "mean key" else "group", blocks)
-        if own != usual and usual in losses.index:
-            above = (losses.loc[own] - losses.loc[usual]).dropna()
-            error = f"± {above.sem():.4f} over {len(above)} texts" if len(above) >= LEAST else f"{len(above)} texts"
-            words = " against ".join(f"{name}, {who}" for name, who in ((rule, heads), usual[:2]))
-            lines.append(f"- {blocks} blocks, {words}: ({above.mean():+.4f} nats a token; {error})")
+    """A sentence for each row beside mean keys, and for mean keys beside those that a group of heads chooses."""
+    lines = list[str]()
+    for row in made.dropna(subset="beside").itertuples():
+        usual = f"mean key, {'group' if row.rule == 'mean key' else row.heads}"
+        error = f"± {row.beside_error:.4f} over {row.beside_units}"
+        lines.append(
+            f"- {row.blocks} blocks, {row.rule}, {row.heads} against {usual}: ({row.beside:+.4f} nats a token; {error})"
+        )
     return lines
 
 
@@ -180,8 +201,7 @@ def table(made: Any) -> str:
         cells = []
         for blocks, heads in columns:
             one = made[(made["rule"] == rule) & (made["blocks"] == blocks) & (made["heads"] == heads)]
-            error = "" if one["difference_error"].isna().all() else f" ± {one['difference_error'].iloc[0]:.4f}"
-            cells.append(f"{one['difference'].iloc[0]:.4f}{error}" if len(one) else "")
+            cells += [f"{row.difference:.4f} ± {row.difference_error:.4f}" for row in one.itertuples()] or [""]
         lines.append(f"| {rule} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -209,7 +229,7 @@ def _panel(title: str, made: Any) -> Panel:
     shift = {rule: 1 + 0.02 * (n - len(rules) / 2) for n, rule in enumerate(rules)}  # so that bars stand side by side
     points = [
         point(row.rule, row.blocks * shift[row.rule], row.difference, around(row.difference, row.difference_error))
-        for row in made.fillna({"difference_error": 0.0}).sort_values("blocks").itertuples()
+        for row in made.sort_values("blocks").itertuples()
     ]
     blocks = sorted(set(made["blocks"]))
     x = {
@@ -249,9 +269,9 @@ def main() -> None:
                         np.savez(opened, losses=losses, seconds=seconds)
                     file.with_suffix(".tmp").rename(file)
                 found = np.load(file)
-                loss, seconds = float(found["losses"].mean()), float(found["seconds"])
-                measured.append({"text": name, **vars(row), "nats": loss, "seconds": seconds})
-                print(*measured[-1].values(), flush=True)
+                losses, seconds = found["losses"], float(found["seconds"])
+                measured.append({"text": name, **vars(row), "losses": losses, "seconds": seconds})
+                print(name, *vars(row).values(), losses.mean(), flush=True)
             made = summary(measured)
             write_atomic(out, made.to_csv(index=False, float_format="%.6f").encode())
             said = "\n".join([table(made), "", *compared(made), ""])

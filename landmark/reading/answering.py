@@ -139,7 +139,10 @@ class Answering:
         self, start: int, stop: int, length: int, within: Callable[[int, int], None] | None
     ) -> Iterator[None]:
         """The model reads a piece, tokens start … stop of `length`. within: as of `read`."""
-        layers, hooks = decoder_layers(self.model) if within else (), list[Any]()
+        if within is None:
+            yield
+            return
+        layers, hooks = decoder_layers(self.model), list[Any]()
         for number, layer in enumerate(layers):
             read = start + (stop - start) * (number + 1) // (len(layers) + 1)
             hooks.append(layer.register_forward_hook(lambda *_, read=read: within(read, length)))

@@ -381,6 +381,36 @@ def test_a_running_answer_goes_before_books_that_are_read(tokenizer, tmp_path, m
     assert 64 in [size for size, _ in passes[tokens[-1] :]]
 
 
+def test_a_text_is_read_while_its_client_is_away(slow, tokenizer, tmp_path):
+    """One after the other; a reading can be stopped, and one that fails says why until it is dismissed."""
+    with Server(slow, tokenizer, tmp_path, documents=2) as running:
+        http, text = running.http(), b"A heron waits. " * 16
+
+        def put(name):
+            found = http.put(f"/documents/{name}?wait=false", content=text)
+            assert (found.status_code, found.json()["object"]) == (202, "document.reading")
+
+        def readings(key=KEYS[0]):
+            return {each.pop("id"): each for each in running.http(key).get("/readings").json()["data"]}
+
+        for name in ("one", "two"):
+            put(name)
+        wait_for(lambda: readings().get("one", {}).get("read"))
+        assert readings()["two"]["read"] == 0
+        assert readings(KEYS[1]) == {}
+        assert http.delete("/readings/two").json()["deleted"] is True
+        assert http.delete("/readings/two").status_code == 404
+        wait_for(lambda: readings() == {})
+        assert [each["id"] for each in http.get("/documents").json()["data"]] == ["one"]
+        for name in ("three", "four"):
+            put(name)
+        wait_for(lambda: "error" in readings().get("four", {}))
+        assert "this server keeps no more" in readings()["four"]["error"]
+        http.delete("/readings/four")
+        assert readings() == {}
+        put("one")  # the server does not wait for its end
+
+
 def test_how_far_a_text_is_read_is_said_within_a_piece(model, tokenizer, tmp_path):
     """After each layer, and the whole text is one piece."""
     said, service = [], Service(model, tokenizer, ServerSettings(tmp_path, KEYS), "heron")

@@ -117,7 +117,7 @@ async function put(file, encoding = "") {
     one.isSent = true;
     follow();
   } catch (error) {
-    if (error.encodings) offer(one, file, error);
+    if (error.encodings) offer(one, file, error.encodings);
     else failed(error, (message) => unread(one, message));
     if (error.name === "AbortError") drop(name);
   }
@@ -139,7 +139,7 @@ function unread(one, message) {
 }
 
 // Offers to read a file in the encodings in which it may be, each with a part of the text that it gives.
-function offer(one, file, { message, encodings }) {
+function offer(one, file, encodings) {
   const choices = encodings.map(({ name, sample }) => {
     const button = make("button", { type: "button", className: "quiet", textContent: `Read it as ${name}` });
     button.addEventListener("click", () => {
@@ -148,8 +148,8 @@ function offer(one, file, { message, encodings }) {
     });
     return make("div", { className: "guess" }, make("q", { textContent: sample }), button);
   });
-  unread(one, message);
-  one.line.after(make("div", {}, make("small", { textContent: "Which of these is it?" }), ...choices));
+  unread(one, "It is not sure how this file writes its letters. Which of these is right?");
+  one.line.after(...choices);
 }
 
 async function stopReading(name) {

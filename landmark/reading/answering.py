@@ -110,14 +110,15 @@ class Answering:
         gone: threading.Event | None = None,
         of_answer: bool = True,
         within: Callable[[int, int], None] | None = None,
+        largest: int | None = None,
     ) -> Generator[Progress, None, Tensor]:
         """Read more of texts of one length, ids (B, T), piece by piece, and return the logits (B, vocabulary) after
         them. cache: has read what is before. of_answer: an answer needs it, which is counted (`Turns.answering`).
-        within: told after each layer of a piece how many tokens are read by then, and in all. Raises Gone where nobody
-        waits any more.
+        within: told after each layer of a piece how many tokens are read by then, and in all. largest: tokens of a
+        piece (None: as the model was wrapped). Raises Gone where nobody waits any more.
         """
         length, logits, ids = ids.shape[1], None, ids.to(self.model.device)
-        most = partial(self._most, of_answer)
+        most = partial(self._most, of_answer, largest)
         steps, read = read_text(self.model, ids, cache, most=most), 0
         while read < length:
             before = read
@@ -160,16 +161,19 @@ class Answering:
                 raise Gone
             yield
 
-    def _most(self, of_answer: bool) -> int:
+    def _most(self, of_answer: bool, largest: int | None) -> int:
         """Tokens that are read in this turn: fewer where another answer is made or waits, which changes no text without
         landmarks.
         """
+        if not self._has_blocks:
+            return OWN_CHUNK
+        local = self.model.landmarks.local
         if self.landmark is not None:
-            return self._local or self.model.landmarks.local
-        usual = self.model.landmarks.local if self._has_blocks else OWN_CHUNK
-        if not self._has_blocks or (self.turns.answers <= of_answer and not self.turns.are_wanted):
+            return self._local or local
+        usual = min(local, largest or local)
+        if self.turns.answers <= of_answer and not self.turns.are_wanted:
             return usual
-        return min(usual, max(1, int(self._pace * PAUSE)))
+        return min(usual, 1 << max(1, int(self._pace * PAUSE)).bit_length() - 1)  # whose multiples are all alike
 
     def answer(
         self,

@@ -20,7 +20,7 @@ class Progress:
         self._what, self._told = what, time.monotonic()
 
     def __call__(self, read: int, tokens: int) -> None:
-        self.read, self.tokens = read, tokens
+        self.read, self.tokens = max(read, self.read if tokens == self.tokens else 0), tokens
         if time.monotonic() - self._told > SILENCE:
             self._told = time.monotonic()
             LOG.info("%s: %s of %s tokens read", self._what, f"{read:,}", f"{tokens:,}")

@@ -31,6 +31,8 @@ from landmark.reading.sources import check_sources
 from landmark.reading.support import Support
 from landmark.utils.errors import UserError
 
+ON_CPU = 512  # tokens of a piece of a document: larger ones are read no faster, and who asks waits for one
+
 
 class Service:
     """A model, the documents of its clients, and answers about them. name: with which the server was started."""
@@ -156,7 +158,8 @@ class Service:
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
             progress(0, rest.shape[1])
-            reading = self.answering.read(rest, cache, progress.gone, of_answer=False, within=progress)
+            largest = ON_CPU if self.answering.model.device.type == "cpu" else None
+            reading = self.answering.read(rest, cache, progress.gone, False, progress, largest)
             finished(reading, progress)
             document = document.as_read(self.answering.chats.decode(ids))
             self.memories.save(client, name, cache, beside_memory(document, None))

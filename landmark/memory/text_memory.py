@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
-from landmark.memory.retrievals import Observer
 
 Place = str | torch.device | Callable[[int], torch.device]
 
@@ -30,42 +29,42 @@ def equal_pieces(length: int, most: Callable[[], int]) -> Iterator[Piece]:
         start = stop
 
 
+class TokenKernels(Protocol):
+    """What reads one token of a text by kernels, which a CUDA graph may hold."""
+
+    def ready_for_token(self) -> tuple[int, ...]:
+        """Get ready. Returns what the kernels depend on, of all that is not in the tensors."""
+        ...
+
+    def took_token(self) -> None:
+        """Count the token that a CUDA graph has read in all layers."""
+        ...
+
+
 class TextMemory(Protocol):
     """Keys and values of a text in all layers with full attention.
 
-    For each piece of a text: `begin`, `attend` in each layer, then `commit`, or `discard` after an error.
+    For each piece of a text: `begin`, `attend_in` in each layer, then `commit`, or `discard` after an error.
 
     is_rotated: whether keys and queries come with the positions that the model gives them; else the memory assigns
     positions. position: places committed, landmarks included; tokens_read: without them. settled: positions at the
-    beginning that depend on the text alone, and not on what follows. width: positions of a block. visible_from: the
-    first position that the next query sees without choosing its block. model: returns a string that identifies the
-    model, without which a saved memory is not loaded.
+    beginning that depend on the text alone, and not on what follows. ends: where texts end that were read alone. model:
+    returns a string that identifies the model, without which a saved memory is not loaded.
     """
 
     is_rotated: bool
-    block_size: int
-    observer: Observer | None
     model: Callable[[], str | None] | None
     position: int
+    ends: tuple[int, ...]
 
     @property
     def settled(self) -> int: ...
     @property
-    def width(self) -> int: ...
-    @property
     def tokens_read(self) -> int: ...
-    @property
-    def visible_from(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
     @property
     def stats(self) -> dict[str, Any]: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def has_dropped(self) -> bool: ...
-    @property
-    def unrotated_layers(self) -> frozenset[int]: ...
 
     def reset(self) -> None: ...
 
@@ -94,6 +93,18 @@ class TextMemory(Protocol):
         """Forget what is not settled, or what is behind an earlier position."""
         ...
 
+    def token_kernels(self, device: torch.device, layers: int) -> TokenKernels | None:
+        """What reads the next token on this device by kernels, once so many layers have read something; None: there are
+        no kernels for it.
+        """
+        ...
+
+    def append(self, other: Self, settled: int | None = None) -> None:
+        """Let a text follow that another memory has read alone. settled: tokens of it that are (None: as it says).
+        Raises UserError where it cannot follow; then nothing has changed.
+        """
+        ...
+
     def is_end(self, tokens: int, local: int) -> bool:
         """Whether the last piece, of so many tokens, ended where another text may go on. local: the usual tokens."""
         ...
@@ -106,6 +117,11 @@ class TextMemory(Protocol):
         """What `beginning` needs of the place that is reached."""
         ...
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether blocks were dropped, so that no copy can begin at a mark."""
+        ...
+
     def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> Self:
         """A copy that has read the text up to this position, where `mark` returned `layers`."""
         ...
@@ -114,16 +130,25 @@ class TextMemory(Protocol):
         """A copy whose samples (n,) are these of the batch."""
         ...
 
-    def has_token_kernels(self, device: torch.device) -> bool:
-        """Whether kernels, which a CUDA graph may hold, read the next token on this device."""
-        ...
+    def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None: ...
+    def load(self, folder: Path | str, device: Place = "cpu") -> None: ...
 
-    def ready_for_token(self) -> tuple[int, ...]: ...
-    def took_token(self) -> None: ...
+
+class Observable(Protocol):
+    """A memory that shows what each query chooses.
+
+    position: as of `TextMemory`. width: positions of a block. visible_from: the first position that the next query sees
+    without choosing its block. window: tokens before a query that it reads without choosing.
+    """
+
+    position: int
+    window: int
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def visible_from(self) -> int: ...
 
     def observe(self, local: int) -> int:
         """Get ready for an observer of every choice. Returns tokens to read at a time; local: those wanted."""
         ...
-
-    def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None: ...
-    def load(self, folder: Path | str, device: Place = "cpu") -> None: ...

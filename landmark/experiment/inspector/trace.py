@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from landmark.memory.retrievals import Retrieval
-from landmark.memory.text_memory import TextMemory
+from landmark.memory.text_memory import Observable
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
@@ -58,7 +58,7 @@ def trace_retrieval(
     block_size = _check_model(model, k)
     recorder = _Recorder()
     memory: Any = model.new_memory(k=k, **settings, observer=recorder)
-    inner: TextMemory = getattr(memory, "memory", memory)  # a cache of transformers has one
+    inner: Observable = getattr(memory, "memory", memory)  # a cache of transformers has one
     local = inner.observe(local)
     _check_text(model, inner, len(tokens), local, k)
     recorder.expect(model, k, len(tokens) + (inner.width - block_size) * (len(tokens) // block_size))
@@ -109,11 +109,11 @@ def _check_model(model: LanguageModel, k: int) -> int:
     return shape.block_size
 
 
-def _check_text(model: LanguageModel, memory: TextMemory, count: int, local: int, k: int) -> None:
+def _check_text(model: LanguageModel, memory: Observable, count: int, local: int, k: int) -> None:
     """Raise UserError where no token of the text retrieves, and where a page cannot show all that is retrieved."""
     shape = model.config
     assert shape.block_size is not None
-    before = -(-(shape.block_size + getattr(memory, "window", 0)) // local) * local  # tokens before the first block
+    before = -(-(shape.block_size + memory.window) // local) * local  # tokens before the first block
     if count <= before:
         raise UserError(
             f"task=inspect: in a text of {count:,} tokens, read {local} at a time (eval.local), nothing is retrieved: "

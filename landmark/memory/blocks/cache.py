@@ -221,11 +221,6 @@ class BlockCache:
         return self._config.far(self.position) * self.block_size
 
     @property
-    def num_layers(self) -> int:
-        """Layers that have read something."""
-        return len(self.layers)
-
-    @property
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
         return max((layer.batch for layer in self.layers.values()), default=0)
@@ -316,10 +311,13 @@ class BlockCache:
         here = self._tier == "device" and self.observer is None and state.keys.device == q.device
         return here and self._has_kernels(q) and q.dtype == k.dtype == state.keys.dtype
 
-    def has_token_kernels(self, device: torch.device) -> bool:
-        """Whether kernels read the next token in all layers that have read something, which are on this device."""
-        layers = self.layers.values()
-        return bool(layers) and all(x.keys.device == device and self._by_kernels(x, x.keys, x.keys) for x in layers)
+    def token_kernels(self, device: torch.device, layers: int) -> "BlockCache | None":
+        """Itself, where kernels read the next token in all layers, which are on this device; else None."""
+        found = self.layers.values()
+        if not found or len(found) < layers:
+            return None
+        can_read = all(x.keys.device == device and self._by_kernels(x, x.keys, x.keys) for x in found)
+        return self if can_read else None
 
     def _rope_factors(self, device: torch.device) -> Tensor | None:
         """`block_rope_factors` of as many blocks as there is room for; None: no key is rotated."""
@@ -411,11 +409,16 @@ class BlockCache:
 
     attend_in = attend
 
-    def append(self, other: "BlockCache") -> None:
+    def append(self, other: "BlockCache", settled: int | None = None) -> None:
         """Let a text that another memory has read alone follow: its keys are turned to the positions that it now has.
-        At most its last block is to be read again (`settle`), behind all texts. Raises UserError for keys of another
-        type.
+        At most its last block is to be read again (`settle`), behind all texts. settled: tokens of it that are not
+        (None: those of whole blocks). Raises UserError for keys of another type; then nothing has changed.
         """
+        types = {x.keys.dtype for each in (self, other) for x in each.layers.values()}
+        if len(types) > 1:
+            raise UserError(
+                f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})"
+            )
         start = self.position
         for number, state in other.layers.items():
             keys, values = (x[:, : other.position] for x in (state.keys, state.values))
@@ -427,6 +430,8 @@ class BlockCache:
             own.write(start, keys, values, self._rounded(start + other.position), self._expected)
         self.position += other.position
         self.settled = self._whole(start + other.settled) if start else other.settled
+        if settled is not None:
+            self.settled = start + settled
         behind = (start + end for end in (*other.ends[:-1], other.position))
         self.ends = (*self.ends[:-1], start, *behind) if start else other.ends
         self._chunks += other._chunks

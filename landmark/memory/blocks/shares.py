@@ -25,9 +25,8 @@ class InPlace:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
 
-    def has_token_kernels(self, device: torch.device) -> bool:
-        """False: a CUDA graph would not ask."""
-        return False
+    def token_kernels(self, device: torch.device, layers: int) -> None:
+        """None: a CUDA graph would not ask."""
 
 
 class Watched(InPlace):

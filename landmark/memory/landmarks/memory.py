@@ -50,6 +50,8 @@ class Memory:
 
     cutoff: float = 0.0
     is_rotated = False  # it assigns positions
+    ends: tuple[int, ...] = ()  # no text follows another that was read alone
+    window = 0  # a query reads no more tokens than those of its block without choosing
 
     def __init__(
         self,
@@ -124,11 +126,6 @@ class Memory:
     def visible_from(self) -> int:
         """The first position that the next query sees without choosing its block."""
         return self.position - max((layer.num_pending for layer in self.layers.values()), default=0)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that have read something."""
-        return len(self.layers)
 
     @property
     def batch_size(self) -> int:
@@ -314,10 +311,6 @@ class Memory:
         """All positions: a chunk's queries see nothing of a later one."""
         return self.position
 
-    @property
-    def unrotated_layers(self) -> frozenset[int]:
-        return self.keys.unrotated_layers
-
     def settle(self, at: int | None = None) -> None:
         """Nothing: see `settled`."""
 
@@ -329,14 +322,12 @@ class Memory:
         """0: a copy begins at a mark."""
         return 0
 
-    def has_token_kernels(self, device: torch.device) -> bool:
-        return False
+    def token_kernels(self, device: torch.device, layers: int) -> None:
+        """None: a `Step` reads a token of our decoder."""
 
-    def ready_for_token(self) -> tuple[int, ...]:
-        raise RuntimeError("a landmark memory has no kernels of a token")
-
-    def took_token(self) -> None:
-        raise RuntimeError("a landmark memory has no kernels of a token")
+    def append(self, other: "Memory", settled: int | None = None) -> None:
+        """Raises UserError: blocks have their positions from the text before them."""
+        raise UserError("several memories: only texts that are read without landmarks can be asked together")
 
     def observe(self, local: int) -> int:
         """Let observers have weights, which Triton's kernels do not give."""

@@ -84,26 +84,11 @@ class LandmarkCache(Cache):
         super().__init__(layers=self._new_layers())
         alone = MemoryLayer, DummyLayer
         self._numbers_of_others = [n for n, layer in enumerate(self.layers) if type(layer) not in alone]
-        self.landmark_layers = landmark_layers(model)
+        self.landmark_layers, self._unrotated = landmark_layers(model), unrotated_layers(model)
         self.frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
-        self.memory: TextMemory
-        if isinstance(settings, BlockCacheSettings):
-            self.memory = BlockCache(
-                block_size,
-                **vars(settings),
-                positions=getattr(text_config(model), "max_position_embeddings", None),
-                frequencies=self.frequencies,
-                unrotated_layers=unrotated_layers(model),
-                observer=observer,
-            )
-        else:
-            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
-            scoring = Scoring(softcap=softcap_of(model))
-            self.memory = memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
+        self.memory = _new_memory(model, block_size, settings, observer)
         self._local = getattr(getattr(model, "landmarks", None), "local", 0)
         self._be_of(model)
-        if isinstance(settings, BlockCacheSettings):
-            cast(BlockCache, self.memory).scorer.check_model(self._model.digest, block_size)
         self.marks: list[Mark] | None = None
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self.next_token: Any = None  # a `landmark.models.huggingface.next_token.NextToken`, once it has read a token
@@ -152,7 +137,7 @@ class LandmarkCache(Cache):
     @property
     def ends(self) -> tuple[int, ...]:
         """Where each text ends that was read alone (`joined`), in tokens; (): the text is one."""
-        return getattr(self.memory, "ends", ())
+        return self.memory.ends
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -237,7 +222,7 @@ class LandmarkCache(Cache):
         """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
         assert self._chunk.positions is not None  # or `MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
-        if not self.memory.is_rotated and layer not in self.memory.unrotated_layers:
+        if not self.memory.is_rotated and layer not in self._unrotated:
             positions = self._chunk.positions.to(q.device) if self.has_others else None
             q, k = (unrotate(x, positions, self.frequencies) for x in (q, k))
         if (scale := self._rotation.scales.get(layer)) is not None:  # scores are the same, and keys can be rotated
@@ -262,13 +247,8 @@ class LandmarkCache(Cache):
         """Layers whose keys the memory has, once a text is read."""
         return len(self.landmark_layers - set(self._givers))
 
-    def ready_for_token(self) -> tuple[int, ...]:
-        """Inside `reading`: what a CUDA graph of the token depends on, beside the weights."""
-        return self.memory.ready_for_token()
-
     def took_token(self) -> None:
-        """Inside `reading`: note that all layers have attended, as a CUDA graph cannot."""
-        self.memory.took_token()
+        """Inside `reading_chunk`: note that all layers have attended, as a CUDA graph cannot."""
         self._chunk.attended.update(self.landmark_layers)
 
     def reset(self) -> None:
@@ -335,10 +315,7 @@ class LandmarkCache(Cache):
         """Let a text follow that another memory of the model has read alone, as `BlockCache.append`. A sliding window
         has the last tokens of both. Raises UserError for a memory that cannot follow; then nothing has changed.
         """
-        model = cast(PreTrainedModel, self._model())
-        memory, behind = cast(BlockCache, self.memory), cast(BlockCache, other.memory)
-        if not memory.is_rotated or not behind.is_rotated:  # it has landmarks
-            raise UserError("several memories: only texts that are read without landmarks can be asked together")
+        model, memory = cast(PreTrainedModel, self._model()), self.memory
         turned = {number: sliding_frequencies(model, number) for number in self._numbers_of_others}
         if other.padded or other.torn or other.batch_size != 1 or self.batch_size > 1:
             raise UserError("several memories: each must have read one text, to its end")
@@ -346,20 +323,13 @@ class LandmarkCache(Cache):
             raise UserError("several memories: the end of one must be read again (settle) before another text follows")
         if not other.fits(model, weights_state(model)):
             raise UserError("several memories: they are of different models, or the weights have changed: read again")
-        types = {x.keys.dtype for each in (memory, behind) for x in each.layers.values()}
-        if len(types) > 1:
-            raise UserError(
-                f"several memories: they have keys of different types ({', '.join(sorted(map(str, types)))})"
-            )
         (at, settled), start, windows = other._settled, memory.position, self._others
+        memory.append(other.memory, at if self.has_others else None)  # windows are cut at no other place
         moved, settled = (
             {n: following(windows[n], layers.get(n), start, turned[n]) for n in self._numbers_of_others}
             for layers in (other._others, settled)
         )
         self.ids = torch.cat([self.ids, other.ids], 1) if start else other.ids
-        memory.append(behind)
-        if self.has_others:  # windows are cut at no other place
-            memory.settled = start + at
         self._put(moved)
         self._settled, self._state = (start + at, settled), other._state
 
@@ -530,6 +500,26 @@ class LandmarkCache(Cache):
             "PEFT's prefix tuning puts keys before a text, which a landmark memory does not have: generate without "
             "landmarks (past_key_values=DynamicCache())"
         )
+
+
+def _new_memory(
+    model: PreTrainedModel, block_size: int, settings: MemorySettings | BlockCacheSettings, observer: Observer | None
+) -> TextMemory:
+    """A memory of a text with landmarks, or without."""
+    unrotated = unrotated_layers(model)
+    if isinstance(settings, MemorySettings):
+        keys, scoring = Keys(0.0, "token", memory_frequencies(model), unrotated), Scoring(softcap=softcap_of(model))
+        return memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
+    memory = BlockCache(
+        block_size,
+        **vars(settings),
+        positions=getattr(text_config(model), "max_position_embeddings", None),
+        frequencies=inverse_frequencies(model),
+        unrotated_layers=unrotated,
+        observer=observer,
+    )
+    memory.scorer.check_model(lambda: weights_digest(model), block_size)
+    return memory
 
 
 def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:

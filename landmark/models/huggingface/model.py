@@ -237,9 +237,9 @@ class LandmarkModel(_Base):
         mask = self._checked_mask(ids, cache, mask, position_ids, logits_to_keep)
         with cache.whole_batch(*ids.shape):
             is_token = ids.shape[1] == 1 and not hidden and not given
-            next_token = replaying(self, cache, ids) if is_token else None
-            if next_token is not None and bool(mask.all()):
-                logits = next_token.read(super().forward, cache, ids)
+            read_token = replaying(self, cache, ids) if is_token else None
+            if read_token is not None and bool(mask.all()):
+                logits = read_token(super().forward)
                 outputs = CausalLMOutputWithPast(logits=cast(Any, logits), past_key_values=cast(Any, cache))
             else:
                 reader = ChunkedForward(self, super().forward, most, hidden, given)

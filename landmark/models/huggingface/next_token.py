@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 from weakref import ref
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landmark.memory.graphs import Graphs
+from landmark.memory.text_memory import TokenKernels
 from landmark.memory.tiers import new_buffer
 from landmark.models.huggingface.families import FAMILIES, ROUTED
 from landmark.models.huggingface.landmark_cache import LandmarkCache
@@ -33,8 +35,8 @@ class NextToken:
     def __deepcopy__(self, memo: Any) -> None:
         """A copied cache makes its own."""
 
-    def read(self, forward: Callable[..., Any], cache: LandmarkCache, ids: Tensor) -> Tensor:
-        """Logits (B, 1, vocabulary) after the tokens (B, 1). forward: of the original model."""
+    def read(self, kernels: TokenKernels, cache: LandmarkCache, ids: Tensor, forward: Callable[..., Any]) -> Tensor:
+        """Logits (B, 1, vocabulary) after the tokens (B, 1). kernels: of the cache. forward: of the original model."""
         with cache.reading_chunk(ids, 1, ids.device) as positions:
             if len(self._ids) != len(ids):
                 like = {"dtype": ids.dtype, "device": ids.device}
@@ -43,19 +45,20 @@ class NextToken:
             self._positions.copy_(positions)
             static = self._ids, self._positions
             weights = [cast(Tensor, get_weight()) for get_weight in self._weights]
-            fixed = *cache.ready_for_token(), *(x.data_ptr() for x in (*static, *weights))
+            fixed = *kernels.ready_for_token(), *(x.data_ptr() for x in (*static, *weights))
 
             def read() -> Tensor:
                 given = {"past_key_values": cache, "use_cache": True, "landmarks": cache}
                 return forward(input_ids=static[0], position_ids=static[1], **given).logits
 
             logits = self.graphs.run(read, fixed).clone()
+            kernels.took_token()
             cache.took_token()
         return logits
 
 
-def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None:
-    """What reads this token of each text by a CUDA graph; None: Python must launch each operator.
+def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> Callable[[Callable[..., Any]], Tensor] | None:
+    """What reads this token of each text by a CUDA graph, as `NextToken.read`; None: Python must launch each operator.
 
     Not where layers have a window or a state, or experts; where layers are on several devices or
     quantised; where the batch is padded; and not the first tokens of a text.
@@ -63,7 +66,7 @@ def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None
     memory, device = cache.memory, ids.device
     if cache.has_others or cache.padded or cache.get_seq_length() > memory.tokens_read:
         return None
-    if memory.num_layers < cache.num_stored or not memory.has_token_kernels(device):
+    if (kernels := memory.token_kernels(device, cache.num_stored)) is None:
         return None
     placed = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(placed) > 1 or getattr(model, "hf_quantizer", None) is not None or torch.is_autocast_enabled(device.type):
@@ -72,4 +75,4 @@ def replaying(model: Any, cache: LandmarkCache, ids: Tensor) -> NextToken | None
         return None
     if cache.next_token is None:
         cache.next_token = NextToken(model, device)
-    return cache.next_token if cache.next_token.can_replay() else None
+    return partial(cache.next_token.read, kernels, cache, ids) if cache.next_token.can_replay() else None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from landmark.models.huggingface.landmark_cache import LandmarkCache
-
 
 class Group(NamedTuple):
-    """Texts of a batch that have read as many tokens. rows: their numbers. cache: of them, in this order."""
+    """Texts of a batch that have read as many tokens. rows: their numbers. cache: a `LandmarkCache`, in their order."""
 
     rows: list[int]
-    cache: LandmarkCache
+    cache: Any
 
 
 class PaddedBatch:
@@ -34,7 +31,7 @@ class PaddedBatch:
         found = [zip(group.rows, group.cache.texts(len(group.rows)), strict=True) for group in self.groups]
         return [ids for _, ids in sorted((each for group in found for each in group), key=lambda each: each[0])]
 
-    def caches(self) -> list[LandmarkCache]:
+    def caches(self) -> list[Any]:
         """The cache of each text."""
         found = {row: group.cache for group in self.groups for row in group.rows}
         return [found[row] for row in sorted(found)]

@@ -197,7 +197,7 @@ def test_states_and_convolutions_cannot_follow_those_of_another_text(kind, token
 def test_what_cannot_be_asked_together(texts, tokenizer):
     wrapped, _ = make("llama", tokenizer)
     one, empty = memory_of(wrapped, texts[0]), wrapped.new_memory()
-    landmarks = wrap(make_model("llama").double(), tokenizer, block_size=5).new_memory()
+    landmarks = memory_of(other := wrap(make_model("llama").double(), tokenizer, block_size=5), texts[0])
     for others, said in (([landmarks], "without landmarks"), ([empty], "one text"), ([], "there is none")):
         with pytest.raises(UserError, match=f"several memories: .*{said}"):
             joined(others)

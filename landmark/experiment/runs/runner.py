@@ -18,6 +18,7 @@ from landmark.experiment.runs.jobs import RUN, Inputs, Job, Run, has_weights, jo
 from landmark.experiment.runs.processes import device_count, tell
 from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
+from landmark.utils.collection import without_collection
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores, keep_memory, leave_busy_cores
@@ -264,6 +265,7 @@ def evaluation_device(config: Config) -> str:
     return "cpu"
 
 
+@without_collection()
 def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":
     """The model in a folder, and its tokenizer. Raises UserError where it is untrained or has another tokenizer."""
     from landmark.models import decoder_config, load

@@ -1,5 +1,6 @@
 """The command `landmark`, a Hydra program: its configuration is composed by Hydra, and `task` says what is done."""
 
+import gc
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from landmark.experiment.config import Config, register, to_config
 from landmark.experiment.config.command_line import is_sweep_agent, started
 from landmark.experiment.config.rows import Compose, compose_job, composed_again, parse, quoted
 from landmark.experiment.config.schema import GROUPS
+from landmark.utils.collection import without_collection
 from landmark.utils.errors import UserError
 from landmark.utils.source_tree import CONF
 from landmark.utils.team import started_together
@@ -40,7 +42,7 @@ def main() -> None:
     open_streams()
     told = os.environ.get("HYDRA_FULL_ERROR")
     terminal.in_full = told == "1"
-    with reported():
+    with reported(), without_collection():
         typed = sys.argv[1:]
         if is_sweep_agent():
             from landmark.experiment.tracking.sweep_agent import as_hydra
@@ -111,6 +113,7 @@ def _as_typed(word: str) -> str:
 def carry_out(composed: DictConfig) -> float | None:
     """Hydra's task function, one job. Returns what sweepers minimise (see `Command.objective`)."""
     open_streams()
+    gc.enable()
     job = started()
     # Processes that train together would lose each other if another job followed one that failed.
     is_last = started_together() is not None and job.launcher is None

@@ -20,6 +20,7 @@ from landmark.experiment.config.command_line import started
 from landmark.experiment.config.rows import parse
 from landmark.experiment.config.schema import memory_settings
 from landmark.models.config import decoder_config
+from landmark.utils.collection import without_collection
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_named, read_json
 from landmark.utils.hardware import device_of, has_units, leave_busy_cores, set_up_cpu
@@ -140,6 +141,7 @@ def print_text(
     print(_summary(statistics), file=sys.stderr)
 
 
+@without_collection()
 def folder_of_model(config: Config) -> Path:
     """The folder, or the .gguf file, of the model that `model.name` names, which may be on the hub."""
     check_named(name := str(config.model.name))
@@ -148,6 +150,7 @@ def folder_of_model(config: Config) -> Path:
     return folder_of(name)
 
 
+@without_collection()
 def opened(config: Config, folder: Path) -> "Session":
     """A session with the model in a folder. Raises UserError where there is none, or one that does not read as the
     settings say.

@@ -365,6 +365,7 @@ def elsewhere(key: str) -> str | None:
 def register() -> None:
     """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults, and the small groups."""
     store = ConfigStore.instance()
+    vars(store)["__deepcopy__"] = lambda _: store  # Hydra's help copies it 127 times, though it only reads the copies
     store.store(name="schema", node=Schema)
     for group, options in GROUPS.items():
         for name, values in options.items():

@@ -14,6 +14,7 @@ from landmark.experiment.config.schema import SYNTHETIC, UNIQUE_BLOCKS, memory_s
 from landmark.experiment.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment.runs import identity
 from landmark.models.config import decoder_config
+from landmark.utils.collection import without_collection
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES, check_named, read_json, sha256_file
 from landmark.utils.setting import difference
@@ -225,6 +226,7 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     return Run(config, settings, run, Path(config.output) / "runs" / name, start)
 
 
+@without_collection()
 def _folder_of_named(config: Config) -> Path:
     """The folder of the model of transformers that a configuration names, which may be on the hub."""
     name = str(config.model.name)

@@ -17,6 +17,7 @@ from landmark.experiment.runs.jobs import RUN, Inputs, Job, Run, has_weights, jo
 from landmark.experiment.runs.processes import device_count, tell
 from landmark.experiment.runs.records import Record, Records, sweep
 from landmark.experiment.tracking.tracker import Tracker
+from landmark.utils.collection import without_collection
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores, device_of, leave_busy_cores, set_up_cpu
@@ -249,6 +250,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     return results | {"documents": document_starts(stream.tokens, tokenizer.eot, firsts)}
 
 
+@without_collection()
 def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":
     """The model in a folder, and its tokenizer. Raises UserError where it is untrained or has another tokenizer."""
     from landmark.models import decoder_config

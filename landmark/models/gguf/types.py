@@ -97,11 +97,11 @@ def _q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _q5_0(blocks: Tensor) -> tuple[Tensor, Tensor, None]:
-    return (_nibbles(blocks, 6, 22, 16) | _fifth(blocks, 2)) - 16, _halves(blocks, 0), None
+    return _nibbles(blocks, 6, 22, 16).bitwise_or_(_fifth(blocks, 2)).sub_(16), _halves(blocks, 0), None
 
 
 def _q5_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _nibbles(blocks, 8, 24, 16) | _fifth(blocks, 4), _halves(blocks, 0), _halves(blocks, 2)
+    return _nibbles(blocks, 8, 24, 16).bitwise_or_(_fifth(blocks, 4)), _halves(blocks, 0), _halves(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> tuple[Tensor, Tensor, None]:

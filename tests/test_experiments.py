@@ -57,7 +57,7 @@ def compose_few(overrides):
 
 
 def overrides(experiment, output):
-    if experiment == "table1_pretrained" or experiment.startswith("pretrained_"):
+    if experiment in ("table1_pretrained", "equal_keys") or experiment.startswith("pretrained_"):
         return of_transformers(experiment, output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_few(given))

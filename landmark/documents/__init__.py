@@ -10,10 +10,11 @@ from landmark.documents.document import (
     saved_document,
     saved_lacks,
 )
-from landmark.documents.reading import TextlessError, document_of, read_document
+from landmark.documents.reading import EncodingError, TextlessError, document_of, read_document
 
 __all__ = [
     "Document",
+    "EncodingError",
     "TextlessError",
     "as_files",
     "beside_memory",

@@ -3,6 +3,7 @@
 import codecs
 import re
 import unicodedata
+from typing import NamedTuple
 
 MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"))
 MARKS += ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -36,13 +37,41 @@ PLAUSIBLE |= {
 }
 PLAUSIBLE |= {"UTF-16", "UTF-32", "utf-32-le", "utf-32-be"}
 SAMPLE, ODD = 1 << 18, 1 << 14  # bytes that the detector sees, and characters that are looked at in each encoding
+GUESSES, BEFORE, SHOWN = 6, 30, 70  # encodings that are offered; characters of a sample, and those before a difference
 _FOREIGN = re.compile(r"(?=(.|^)([^\x00-\x7f])(.|$))", re.MULTILINE)
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
+class Guess(NamedTuple):
+    """An encoding in which a text may be, and a part of it that other encodings read otherwise."""
+
+    name: str
+    sample: str
+
+
+class UnsureError(ValueError):
+    """It is not sure in which encoding a text is. guesses: the likeliest first."""
+
+    def __init__(self, said: str, guesses: tuple[Guess, ...]):
+        super().__init__(said)
+        self.guesses = guesses
+
+
+def decode_as(content: bytes, encoding: str) -> str:
+    """The text in an encoding that somebody has named. Raises ValueError, which says what is wrong."""
+    try:
+        known = codecs.lookup(encoding).name
+    except LookupError as error:
+        raise ValueError(f"encoding={encoding}: there is none of this name") from error
+    if (text := _as(content, known)) is None:
+        raise ValueError(f"is not text in {encoding}")
+    return text
+
+
 def decode(content: bytes, declared: str | None = None) -> str:
     """The text, without a mark of the order of bytes. It is read as that mark says, as UTF-8, as `declared`, or as a
-    detector is sure. Raises ValueError, which says what is wrong, where it is not sure, and for bytes that are no text.
+    detector is sure. Raises UnsureError where it is not, and another ValueError, which says what is wrong, for bytes
+    that are no text.
     """
     for mark, encoding in MARKS:
         if content.startswith(mark):
@@ -87,6 +116,7 @@ def _detected(content: bytes, fault: str) -> str:
     for each in chardet.detect_all(sample[:SAMPLE]):
         if each["encoding"] in PLAUSIBLE and (text := _as(content, each["encoding"])) and not _NO_TEXT.search(text):
             found.append((each["confidence"], each["encoding"], text))
+    known = sorted(found, key=lambda each: -each[0])
     odd = {name: _odd(sample[:SAMPLE].decode(name, "ignore")[:ODD]) for _, name, _ in found}
     found = [each for each in found if odd[each[1]] <= 2 * min(odd.values()) + 0.02]
     if not found or len(content) < SHORT:
@@ -94,9 +124,20 @@ def _detected(content: bytes, fault: str) -> str:
     best, name, text = max(found)
     for confidence, other, differs in found:
         if differs != text and confidence > (1 - margin) * best:
-            names = f"{name} or {other}"
-            raise ValueError(f"{fault}, perhaps in {names}: convert it, as with iconv -f {name} -t UTF-8")
+            said = f"{fault}, perhaps in {name} or {other}: convert it, as with iconv -f {name} -t UTF-8"
+            raise UnsureError(said, _guesses([(each, own) for _, each, own in known]))
     return text
+
+
+def _guesses(found: list[tuple[str, str]]) -> tuple[Guess, ...]:
+    """A guess for each of the first texts, by encoding, that differ."""
+    texts = dict[str, str]()  # the encoding of each
+    for name, text in found:
+        texts.setdefault(text, name)
+    differ = (at for at, letters in enumerate(zip(*texts, strict=False)) if len({*letters}) > 1)
+    begin = max(0, next(differ, 0) - BEFORE)
+    samples = [(name, " ".join(text[begin : begin + SHOWN].split())) for text, name in texts.items()]
+    return tuple(Guess(*each) for each in samples[:GUESSES])
 
 
 def _odd(text: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from landmark.documents import markup, pdf, zipped
 from landmark.documents.document import Document
-from landmark.documents.encoding import decode
+from landmark.documents.encoding import Guess, UnsureError, decode, decode_as
 from landmark.utils.errors import UserError, counted
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,12 @@ class TextlessError(UserError):
     """A file that has no text: it is empty, or scanned."""
 
 
+class EncodingError(UserError):
+    """A text of which it is not sure in which encoding it is. guesses: the likeliest first."""
+
+    guesses: tuple[Guess, ...] = ()
+
+
 class _Textless(ValueError):
     """What a `TextlessError` says of the file."""
 
@@ -70,14 +76,19 @@ def read_document(path: str | Path) -> Document:
     return document_of(content, str(path))._replace(name=file.name)
 
 
-def document_of(content: bytes, name: str) -> Document:
-    """The document that the bytes of a file are. name: its suffix is a hint at what they are. Raises UserError as
-    `read_document`, which begins with the name.
+def document_of(content: bytes, name: str, encoding: str | None = None) -> Document:
+    """The document that the bytes of a file are. name: its suffix is a hint at what they are. encoding: of a text or
+    HTML (None: it is found). Raises UserError as `read_document`, which begins with the name.
     """
     try:
+        content = content if encoding is None else decode_as(content, encoding).encode()
         text, places, lacks = _read(content, name)
         if not text.strip():
             raise _Textless("has no text")
+    except UnsureError as error:
+        raised = EncodingError(f"{name}: {error}")
+        raised.guesses = error.guesses
+        raise raised from error
     except (ValueError, RecursionError, MemoryError) as error:
         kind = TextlessError if isinstance(error, _Textless) else UserError
         raise kind(f"{name}: {error}") from error

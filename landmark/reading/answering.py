@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from landmark.models.huggingface import PrefixCache
-from landmark.models.huggingface.families import numbers_per_token
+from landmark.models.huggingface.families import decoder_layers, numbers_per_token
 from landmark.models.huggingface.prefixes import Saved
 from landmark.models.huggingface.reading import read_text
 from landmark.models.sampling import Chooser, Sampling, follow
@@ -24,7 +24,8 @@ from landmark.utils.errors import UserError
 
 T = TypeVar("T")
 OWN_CHUNK = 512  # tokens that a model with its own cache reads at a time: short rows of scores, short waits
-SHARED = 256  # tokens that are read in a turn while others wait
+PAUSE = 0.75  # seconds that a piece of reading may take while an answer is made or waits
+SHARED = 128  # tokens that are read in such a time, until it is known; a prompt of no more goes before a long text
 
 
 class Progress(NamedTuple):
@@ -54,7 +55,7 @@ class Answering:
         self._has_blocks = hasattr(model, "landmarks")
         # The last text of a model with its own cache, and that cache.
         self._own: tuple[list[int], Any] = [], None
-        self._waiting = deque[None]()  # one for each thread that waits for the model
+        self.turns, self._pace = self.prefixes.lock, SHARED / PAUSE  # tokens a second of the last piece
         ends = model.generation_config.eos_token_id
         self.ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
 
@@ -102,39 +103,77 @@ class Answering:
         parts = partial(self.chats.parts, opened=self.chats.opens_reasoning(ids))
         return Answer(partial(self.chats.decode, with_marks=True), stop, parts)
 
-    def read(self, ids: Tensor, cache: Any, gone: threading.Event | None = None) -> Generator[Progress, None, Tensor]:
+    def read(
+        self,
+        ids: Tensor,
+        cache: Any,
+        gone: threading.Event | None = None,
+        of_answer: bool = True,
+        within: Callable[[int, int], None] | None = None,
+        largest: int | None = None,
+    ) -> Generator[Progress, None, Tensor]:
         """Read more of texts of one length, ids (B, T), piece by piece, and return the logits (B, vocabulary) after
-        them. cache: has read what is before. Raises Gone where nobody waits any more.
+        them. cache: has read what is before. of_answer: an answer needs it, which is counted (`Turns.answering`).
+        within: told after each layer of a piece how many tokens are read by then, and in all. largest: tokens of a
+        piece (None: as the model was wrapped). Raises Gone where nobody waits any more.
         """
         length, logits, ids = ids.shape[1], None, ids.to(self.model.device)
-        steps, read = read_text(self.model, ids, cache, most=self._most), 0
+        most = partial(self._most, of_answer, largest)
+        steps, read = read_text(self.model, ids, cache, most=most), 0
         while read < length:
-            with self._turn(gone):
-                read, logits = next(steps)
+            before = read
+            with self._turn(gone, is_long=not of_answer or length > SHARED):
+                started = time.perf_counter()
+                with self._layer_by_layer(before, min(length, before + most()), length, within):
+                    read, logits = next(steps)
                 if logits is not None:
                     logits = logits[:, -1].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
                 if read == length:
                     next(steps, None)  # it ends
+                self._pace = (read - before) / max(time.perf_counter() - started, 1e-6)
             yield Progress(read, length)
         assert logits is not None
         return logits
 
     @contextmanager
-    def _turn(self, gone: threading.Event | None) -> Iterator[None]:
-        """Hold the model, and be seen to wait for it. Raises Gone where nobody waits for the answer any more."""
-        self._waiting.append(None)
-        with self.prefixes.lock, torch.inference_mode():
-            self._waiting.pop()
+    def _layer_by_layer(
+        self, start: int, stop: int, length: int, within: Callable[[int, int], None] | None
+    ) -> Iterator[None]:
+        """The model reads a piece, tokens start … stop of `length`. within: as of `read`."""
+        if within is None:
+            yield
+            return
+        layers, hooks = decoder_layers(self.model), list[Any]()
+        for number, layer in enumerate(layers):
+            read = start + (stop - start) * (number + 1) // (len(layers) + 1)
+            hooks.append(layer.register_forward_hook(lambda *_, read=read: within(read, length)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def _turn(self, gone: threading.Event | None, is_long: bool = False) -> Iterator[None]:
+        """Hold the model. Raises Gone where nobody waits for the answer any more."""
+        with self.turns.taken(is_long), torch.inference_mode():
             if gone is not None and gone.is_set():
                 raise Gone
             yield
 
-    def _most(self) -> int:
-        """Tokens that are read in this turn: fewer where others wait, which changes no text without landmarks."""
+    def _most(self, of_answer: bool, largest: int | None) -> int:
+        """Tokens that are read in this turn: fewer where another answer is made or waits, which changes no text without
+        landmarks.
+        """
+        if not self._has_blocks:
+            return OWN_CHUNK
+        local = self.model.landmarks.local
         if self.landmark is not None:
-            return self._local or self.model.landmarks.local
-        usual = self.model.landmarks.local if self._has_blocks else OWN_CHUNK
-        return min(usual, SHARED) if self._waiting and self._has_blocks else usual
+            return self._local or local
+        usual = min(local, largest or local)
+        if self.turns.answers <= of_answer and not self.turns.are_wanted:
+            return usual
+        return min(usual, 1 << max(1, int(self._pace * PAUSE)).bit_length() - 1)  # whose multiples are all alike
 
     def answer(
         self,

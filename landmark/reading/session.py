@@ -161,7 +161,7 @@ class Session:
         about = self._read, self._loaded, (0,) if self.saved is None else self.saved.starts, known
         self.documents = lambda: documents_read(self.chats.decode, self.ids, *about)
         with self._using([*self.ids, -1]) as self._cache:
-            yield from self._rest(self.ids)
+            yield from self._rest(self.ids, of_answer=False)
 
     def load(self, folders: str | Path | Sequence[str | Path]) -> Self:
         """Go on from a saved memory, or from several, which are asked together. Raises UserError as `LandmarkCache`."""
@@ -244,6 +244,18 @@ class Session:
         """
         if passages or from_passages:
             check_sources(self.answering.model)
+        with self.answering.turns.answering():
+            yield from self._asked(exchange, sampling or Sampling(), tokens, passages, from_passages, gone)
+
+    def _asked(
+        self,
+        exchange: Exchange,
+        sampling: Sampling,
+        tokens: int,
+        passages: int,
+        from_passages: bool,
+        gone: threading.Event | None,
+    ) -> Iterator[Event]:
         prompt, own, answer = exchange
         ids, in_text, found = [*self.ids, *own], True, Found([])
         if from_passages and self.ids:
@@ -256,7 +268,7 @@ class Session:
         with self._using(ids, in_text) as cache:
             self._cache = cache if in_text else self._cache
             yield Began(len(ids), cache.get_seq_length())
-            yield from self.answering.answer(ids, cache, answer, sampling or Sampling(), tokens, gone)
+            yield from self.answering.answer(ids, cache, answer, sampling, tokens, gone)
             if passages and not from_passages:
                 yield Passages(self._find(prompt, own, passages, False, gone).sources)
         if measured := support(found, answer):
@@ -282,7 +294,7 @@ class Session:
         """The memory that has read most of these ids, for one reader at a time. in_text: they begin with `self.ids`."""
         return self.answering.using(ids, self.owner, self.saved if in_text else None)
 
-    def _rest(self, ids: list[int], gone: threading.Event | None = None) -> Iterator[Progress]:
-        """Read those of the ids that the memory has not read."""
+    def _rest(self, ids: list[int], gone: threading.Event | None = None, of_answer: bool = True) -> Iterator[Progress]:
+        """Read those of the ids that the memory has not read. of_answer: as of `Answering.read`."""
         if rest := ids[self._cache.get_seq_length() :]:
-            yield from self.answering.read(torch.tensor([rest]), self._cache, gone)
+            yield from self.answering.read(torch.tensor([rest]), self._cache, gone, of_answer)

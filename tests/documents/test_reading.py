@@ -14,7 +14,15 @@ pytest.importorskip("pypdfium2", reason="the optional extra `documents` is not i
 pytest.importorskip("chardet", reason="the optional extra `documents` is not installed")
 pytest.importorskip("lxml", reason="the optional extra `documents` is not installed")
 
-from landmark.documents import Document, beside_memory, document_of, joined, read_document, saved_document
+from landmark.documents import (
+    Document,
+    EncodingError,
+    beside_memory,
+    document_of,
+    joined,
+    read_document,
+    saved_document,
+)
 from landmark.documents import pdf as pdf_program
 from landmark.experiment.data.sources import open_source
 from landmark.utils.errors import UserError
@@ -184,10 +192,31 @@ def test_old_books_are_read_rightly_or_refused():
 def test_one_that_is_not_sure_is_refused_and_html_says_its_own():
     dish = "It was 20° in the shade.\n" + "It was a day like others, and nobody knew why.\n" * 50
     for encoding in ("mac-roman", "cp850"):
-        with pytest.raises(UserError, match="^a: is not text in UTF-8 .byte 9., perhaps in .* or .*: convert it"):
+        with pytest.raises(
+            EncodingError, match="^a: is not text in UTF-8 .byte 9., perhaps in .* or .*: conv"
+        ) as raised:
             document_of(dish.encode(encoding), "a")
+        assert len({sample for _, sample in raised.value.guesses}) == len(raised.value.guesses) > 1
+        assert all("It was 20" in sample and len(sample) < 100 for _, sample in raised.value.guesses)
+        right = next(name for name, sample in raised.value.guesses if "It was 20° in" in sample)
+        assert document_of(dish.encode(encoding), "a", right).text == dish
         page = f'<html><head><meta charset="{encoding}"></head><body>{dish}</body></html>'.encode(encoding)
         assert "20° in" in document_of(page, "a").text
+
+
+def test_an_encoding_that_is_named_is_taken_or_refused():
+    page = "<html><meta charset=utf-8><body>Größe".encode("cp1252")
+    assert document_of(page, "a.html", "windows-1252").text.strip() == "Größe"
+    for encoding, said in (
+        ("no-such", "encoding=no-such: there is none"),
+        ("ascii", None),
+        ("utf-8", "is not text in"),
+    ):
+        if said is None:
+            assert document_of(page, "a.txt", encoding)  # as browsers read this name
+        else:
+            with pytest.raises(UserError, match=f"^a: {said}"):
+                document_of(page, "a", encoding)
 
 
 def without(package, monkeypatch):

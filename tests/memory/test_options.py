@@ -17,7 +17,7 @@ from tests.memory.reading import feed, new_memory, texts
 # Without those that decide no number: tier, folder and cache.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "k": (1, 3),
-    "granularity": ("per_token", "per_head", "per_token_and_group"),
+    "granularity": ("per_token", "per_head", "per_token_and_group", "per_token_and_head"),
     "scorer": ("recent", "random", "mean_key"),
     "rerank": (6,),
     "first": (1, 2),

@@ -6,7 +6,8 @@ and all keys that a query reads share one softmax. Keys are rotated as the model
 The text is cut into blocks of ℓ tokens, and into groups of g queries. The queries of a group see the tokens of their
 group up to their own, and the w tokens before the group. The blocks before these are *far*: a query reads k of them. A
 group consists of tiles of τ queries, which choose together; with τ = 1 each query chooses alone. The G heads that share
-keys always choose together. So what a query reads depends on the text alone, not on the chunks in which it was read.
+keys choose together, or with `alone` each for itself. So what a query reads depends on the text alone, not on the
+chunks in which it was read.
 For each tile:
 
 1. *First look*: the shares of the far blocks in a softmax over the scores of their summaries, which a scorer makes
@@ -50,7 +51,7 @@ class AttentionConfig:
     block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. sinks: of the k, so many are those that begin the text.
     tile: τ, which divides ℓ or is a multiple of it. scale,
     softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels. scorer: of the layer. gates: whether
-    chosen blocks weigh as its scores say.
+    chosen blocks weigh as its scores say. alone: whether each head chooses its own blocks, which is not for gates.
     """
 
     block_size: int
@@ -63,6 +64,7 @@ class AttentionConfig:
     tiles_by: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     scorer: BlockScorer = MeanKey()  # noqa: RUF009 (it is frozen)
     gates: bool = False
+    alone: bool = False
 
     @property
     def group(self) -> int:
@@ -124,7 +126,7 @@ def read_chosen(q: Tensor, text: Text, start: int, config: AttentionConfig) -> t
     """Attention of the queries at positions start, start + 1, …, none of which is one of the `covered`.
 
     Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, n, k) that each tile reads; with `gates` no more
-    than the last tile has, and those beyond a tile's far blocks weigh nothing.
+    than the last tile has, and those beyond a tile's far blocks weigh nothing; with `alone` (C, n·G, k).
     """
     if q.shape[2] == config.tile == 1:
         return _read_one(q, text, start, config)
@@ -184,8 +186,8 @@ def read_tiles(
         asks = torch.arange(groups * size, device=rows.device)
         asks = ((asks >= asking[0]) & (asks < asking[1])).view(-1, 1, config.tile).expand(-1, heads, -1).flatten(1)
     together = GATHERED.get(rows.device.type, GATHERED_ELSEWHERE)
-    parts, count = [], min(config.k, far[-1])
-    step = max(1, together // (caches * count * config.block_size * dim))
+    parts, count, choosing = [], min(config.k, far[-1]), heads if config.alone else 1
+    step = max(1, together // (caches * choosing * count * config.block_size * dim))
     for first in range(0, len(far), step):
         part = slice(first, first + step)
         chosen, gates = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], config)
@@ -194,11 +196,13 @@ def read_tiles(
         places = _places(text.keys, chosen, config)
         keys, values = (_copies(x, places, config) for x in (text.keys, text.values))
         if text.rotation is not None:
-            keys = text.rotation(keys, _distances(chosen, far[part], config))
+            keys = text.rotation(keys, _distances(chosen, _of_heads(far[part], choosing), config))
         if gates is None:
             keys, values = keys.flatten(2, 3), values.flatten(2, 3)
-            scoring = {"scale": config.scale, "softcap": config.softcap, "level": local[1][:, part]}
-            found = attention_forward(rows[:, part], keys, values, **scoring)
+            own, level = (x[:, part].unflatten(2, (choosing, -1)).flatten(1, 2) for x in (rows, local[1]))
+            scoring = {"scale": config.scale, "softcap": config.softcap, "level": level}
+            found = attention_forward(own, keys, values, **scoring)
+            found = [x.unflatten(1, (-1, choosing)).flatten(2, 3) for x in found]
         else:
             found = read_gated(rows[:, part], keys, values, gates, config)
         parts.append((*found, chosen))
@@ -222,14 +226,15 @@ def read_gated(
 
 def _read_one(q: Tensor, text: Text, position: int, config: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
     """`read_chosen` of one query (C, G, 1, d): one attention to copies of all blocks that it reads."""
-    rows, far = q.transpose(1, 2), config.far(position)
-    last = constant(range(far, position // config.block_size + 1), q.device).expand(len(q), 1, -1)
+    rows, far, choosing = q.transpose(1, 2), config.far(position), q.shape[1] if config.alone else 1
+    last = constant(range(far, position // config.block_size + 1), q.device).expand(len(q), choosing, -1)
     chosen, gates = _choose(rows, text, (far,), None, config)
+    rows = q if config.alone else rows
     read, count = torch.cat([chosen, last], -1), chosen.shape[2]
     places = _places(text.keys, read, config)
     keys, values = (_copies(x, places, config) for x in (text.keys, text.values))
     if text.rotation is not None:
-        moved = text.rotation(keys[:, :, :count], _distances(chosen, (far,), config))
+        moved = text.rotation(keys[:, :, :count], _distances(chosen, (far,) * choosing, config))
         keys = torch.cat([moved, keys[:, :, count:]], 2)
     scoring, own = {"scale": config.scale, "softcap": config.softcap}, position + 1 - far * config.block_size
     if gates is None:
@@ -238,13 +243,20 @@ def _read_one(q: Tensor, text: Text, position: int, config: AttentionConfig) -> 
     else:
         local = attention_forward(rows, *(x[:, :, count:].flatten(2, 3)[:, :, :own] for x in (keys, values)), **scoring)
         out, lse = merged(read_gated(rows, keys[:, :, :count], values[:, :, :count], gates, config), local)
-    return out.transpose(1, 2), lse.transpose(1, 2), chosen
+    return *((out, lse) if config.alone else (out.transpose(1, 2), lse.transpose(1, 2))), chosen
+
+
+def _of_heads(far: tuple[int, ...], heads: int) -> tuple[int, ...]:
+    """Far blocks of each tile, once for each of its heads."""
+    return tuple(number for number in far for _ in range(heads))
 
 
 def _choose(
     q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, config: AttentionConfig
 ) -> tuple[Tensor, Tensor | None]:
     """The blocks (C, n, k) that n tiles choose, in order where they are moved, and with `gates` theirs (C, n, G·τ, k).
+
+    With `alone` (C, n·G, k), of each head of a tile.
 
     q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, or with gates at least one, in order.
     asks: (n, G·τ), bool, rows that choose; None: all do.
@@ -266,6 +278,11 @@ def _choose(
         turned = text.rotation(exact, -behind * config.block_size)
         older = blocks < behind[:, None, None] - config.k
         scores = torch.where(older, scores_of(turned, text.rotated[:, :count]), scores)
+    if config.alone:
+        heads = scores.shape[2] // config.tile
+        scores = scores.unflatten(2, (heads, config.tile)).flatten(1, 2)
+        seen = None if seen is None else seen.repeat_interleave(heads, 0)
+        asks = None if asks is None else asks.unflatten(1, (heads, config.tile)).flatten(0, 1)
     shares = _shares(scores, seen, asks).amax(2)
     shares[..., : config.sinks].fill_(torch.inf)
     chosen = highest(shares, seen, config.k)

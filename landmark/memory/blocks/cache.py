@@ -56,6 +56,7 @@ DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be 
 DENSE_ELSEWHERE = 16384
 LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
 SIZE = "model.block_size"
+ALONE = "retrieval.granularity=per_token_and_head"
 SPARE = 8  # for so many rows at least one more is made room for
 
 
@@ -136,6 +137,7 @@ class BlockCache:
         observer: Observer | None = None,
         scorer: str | Mapping[str, Any] | BlockScorer = "mean_key",
         gates: bool = False,
+        granularity: str = "per_token_and_group",
     ):
         """Start with nothing read. Raises UserError for a number out of range.
 
@@ -154,6 +156,7 @@ class BlockCache:
             tier, folder: where keys and values lie, as of `Store`.
             observer: called with a `Retrieval` whenever a layer attends.
             scorer: what stands for a block, as of `scorer_of`. gates: whether chosen blocks weigh as it scores them.
+            granularity: "per_token_and_head": each head chooses alone, without kernels.
         """
         if block_size < 1 or k < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
@@ -163,7 +166,15 @@ class BlockCache:
         self.window = -(-window // block_size) * block_size
         self.block_size, self.k, self.first = block_size, k, first
         self.dense, self.observer = dense, observer
-        self._config = AttentionConfig(block_size, self.window, k, first, scorer=scorer_of(scorer), gates=gates)
+        self._config = AttentionConfig(
+            block_size,
+            self.window,
+            k,
+            first,
+            scorer=scorer_of(scorer),
+            gates=gates,
+            alone=granularity == "per_token_and_head",
+        )
         self.unrotated_layers = frozenset(unrotated_layers)
         self._mapping = mapping
         self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
@@ -289,8 +300,9 @@ class BlockCache:
     def _has_kernels(self, q: Tensor) -> bool:
         """Whether kernels read queries such as q."""
         found = has_kernels(q, self.block_size)
-        if found and (self._config.gates or not self._config.scorer.has_kernels):
-            _tell_plain("retrieval.gates" if self._config.gates else f"retrieval.scorer={self._config.scorer.saved()}")
+        if found and (self._config.gates or self._config.alone or not self._config.scorer.has_kernels):
+            own = ALONE if self._config.alone else f"retrieval.scorer={self._config.scorer.saved()}"
+            _tell_plain("retrieval.gates" if self._config.gates else own)
             return False
         return found
 
@@ -572,6 +584,8 @@ class BlockCache:
         read |= {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
         scorer = self.scorer.saved()
         scorer = scorer if isinstance(scorer, str) else str(scorer["name"])
+        granularity = "per_token_and_head" if self._config.alone else "per_token_and_group"
+        read |= {"retrieval.granularity": granularity}
         return read | {"retrieval.scorer": scorer, "retrieval.gates": self._config.gates}
 
     def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
@@ -605,6 +619,8 @@ class BlockCache:
         assert self.observer is not None
         if config.gates:
             raise UserError("retrieval.gates=true: shares of attention are those of one softmax, leave it out")
+        if config.alone:
+            raise UserError(f"{ALONE}: blocks are shown where heads choose together, leave it out")
         batch, length = self.layers[layer].batch, q.shape[2]
         added, is_read = (start + length) // self.block_size, None
         if blocks is None:  # all that are far

@@ -6,11 +6,9 @@ from typing import Any, Self
 
 from landmark.memory.settings import Settings
 from landmark.utils.constants import MAPPINGS
-from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
 
-# How files and identities have these settings: beside what a memory with landmarks has, and without its defaults.
-_ALSO = {"granularity": "per_token_and_group"}
+# How files and identities have these settings: without these defaults, which are those of a memory with landmarks.
 _LEFT_OUT = {
     "k": 4,
     "gates": False,
@@ -30,6 +28,12 @@ class BlockCacheSettings(Settings):
     """
 
     k: int = setting(128, key="retrieval.k", least=1, about="blocks that a query reads beside the window")
+    granularity: str = setting(
+        "per_token_and_group",
+        key="retrieval.granularity",
+        choices=("per_token_and_group", "per_token_and_head"),
+        about="whether heads that share keys choose blocks together, or each alone",
+    )
     scorer: Any = setting(
         "mean_key",
         key="retrieval.scorer",
@@ -58,19 +62,19 @@ class BlockCacheSettings(Settings):
     )
 
     def _rules(self) -> list[tuple[str, Any, str]]:
-        return [("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part")]
+        alone = self.granularity == "per_token_and_head"
+        return [
+            ("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part"),
+            ("gates", self.gates and alone, f"weigh blocks of a group, not with {self.shown('granularity')}"),
+        ]
 
     def saved(self) -> dict[str, Any]:
         """As files have them, for `from_saved`."""
         told = {name: value for name, value in vars(self).items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
         scorer = self.scorer if isinstance(self.scorer, str | Mapping) else self.scorer.saved()
-        return _ALSO | told | {"scorer": scorer}
+        return told | {"scorer": scorer}
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Self:
         """The settings of a file. Raises UserError for one that only a memory with landmarks has."""
-        for name, value in _ALSO.items():
-            if saved.get(name, value) != value:
-                raise UserError(f"{name}={saved[name]}: the model reads without landmarks, where it is {value}")
-        given = {name: value for name, value in saved.items() if name not in _ALSO}
-        return cls().updated(_LEFT_OUT | given)
+        return cls().updated({**_LEFT_OUT, **saved})

@@ -209,10 +209,15 @@ def _rope_type(model: PreTrainedModel) -> str:
     return said if said == "ntk_alpha" else rope_parameters(model).get("rope_type", "default")
 
 
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers through which a text passes."""
+    decoders = (getattr(module, "layers", None) for module in cast(Any, model.get_decoder()).modules())
+    return next(layers for layers in decoders if isinstance(layers, nn.ModuleList))
+
+
 def device_of_layer(model: PreTrainedModel, number: int) -> torch.device:
     """Where a layer computes; accelerate may keep its weights elsewhere."""
-    decoders = (getattr(module, "layers", None) for module in cast(Any, model.get_decoder()).modules())
-    layer = next(layers for layers in decoders if isinstance(layers, nn.ModuleList))[number]
+    layer = decoder_layers(model)[number]
     for module in layer.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for one in getattr(hook, "hooks", [hook]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landmark.models.huggingface.landmark_cache import LandmarkCache
+from landmark.models.huggingface.turns import Turns
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import free_memory_bytes
 from landmark.utils.weights import weights_state
@@ -67,7 +67,7 @@ class PrefixCache:
         self.model, self.settings = model, settings
         self.most_bytes = int(SHARE * free_memory_bytes(model.device)) if most_bytes is None else most_bytes
         self._kept: list[_Kept] = []  # the least recently used first
-        self.lock = threading.RLock()  # held while a memory is read with; another thread may copy one
+        self.lock = Turns()  # held while a memory is read with; another thread may copy one
 
     def generate(self, ids: Tensor, **settings: Any) -> Tensor:
         """As `model.generate` of a whole text (1, T), of which only what is new is read."""

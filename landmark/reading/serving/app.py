@@ -15,13 +15,15 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from landmark.documents import EncodingError
 from landmark.reading.answering import Gone
 from landmark.reading.serving import page, responses
 from landmark.reading.serving.memories import Failed, Full, Missing, ServerSettings
 from landmark.reading.serving.openai_responses import Asking, Responded
 from landmark.reading.serving.page import fields
+from landmark.reading.serving.progress import SILENCE, Progress
 from landmark.reading.serving.requests import Asked, Chat, Completion
-from landmark.reading.serving.service import SILENCE, Progress, Service
+from landmark.reading.serving.service import Service
 from landmark.utils.errors import UserError
 
 OPEN = "/health", "/docs", "/openapi.json", *page.FILES  # for everybody
@@ -39,7 +41,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     async def while_it_serves(_: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = settings.requests
         yield
-        service.memories.close()
+        service.close()
 
     app = FastAPI(title="landmark", docs_url=None, redoc_url=None, lifespan=while_it_serves)
     app.state.service = service
@@ -125,19 +127,46 @@ async def _complete(asked: Asked, service: Service, client: str, request: Reques
 
 
 @routes.put("/v1/documents/{name}")
-async def put_document(name: str, service: Serving, client: Client, request: Request, stream: bool = False) -> Any:
+async def put_document(
+    name: str,
+    service: Serving,
+    client: Client,
+    request: Request,
+    stream: bool = False,
+    wait: bool = True,
+    encoding: str | None = None,
+) -> Any:
     """The body is the file itself, text or one of `landmark.documents`; the document has the name that is given.
     stream: the answer is a stream of events, which say how far the text is read; the last one is the document.
+    wait: false: the answer comes at once, and the text is read whether its client stays or not (/v1/readings).
+    encoding: of a text; where it is not sure, the error has `encodings` that may be, each with a sample of its text.
     """
     with service.memories.upload() as file:
         async for part in request.stream():
             await run_in_threadpool(file.write, part)
-        document = await run_in_threadpool(service.document_in, file, name)
+        document = await run_in_threadpool(service.document_in, file, name, encoding)
     progress = service.progress(f"document {name}")
     add = lambda: service.add_document(client, name, document, progress)  # noqa: E731
+    if not wait:
+        service.readings.start(client, name, progress, add)
+        return JSONResponse({"id": name, "object": "document.reading", "read": 0, "tokens": 0}, 202)
     if stream:
         return Stream(progress, responses.events_of(add), is_document=True)
     return await while_connected(request, progress, add)
+
+
+# Answered without a thread, as the models.
+@routes.get("/v1/readings")
+async def list_readings(service: Serving, client: Client) -> dict[str, Any]:
+    """The texts that are being read since `wait=false`: how far each is. One that could not be read has an error."""
+    return {"object": "list", "data": service.readings.list(client)}
+
+
+@routes.delete("/v1/readings/{name}")
+async def stop_reading(name: str, service: Serving, client: Client) -> dict[str, Any]:
+    """End a reading, or dismiss its error."""
+    service.readings.stop(client, name)
+    return {"id": name, "object": "document.reading", "deleted": True}
 
 
 @routes.get("/v1/documents")
@@ -236,9 +265,10 @@ def answer_errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     def refuse(_: Request, raised: UserError) -> JSONResponse:
         status = {Missing: 404, Full: 507, Failed: 500}.get(type(raised), 400)
-        return JSONResponse(
-            responses.error(str(raised), "server_error" if status >= 500 else "invalid_request_error"), status
-        )
+        said = responses.error(str(raised), "server_error" if status >= 500 else "invalid_request_error")
+        if isinstance(raised, EncodingError):
+            said["error"]["encodings"] = [each._asdict() for each in raised.guesses]
+        return JSONResponse(said, status)
 
     @app.exception_handler(HTTPException)
     def refuse_request(_: Request, raised: HTTPException) -> JSONResponse:

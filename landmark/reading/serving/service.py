@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -23,6 +22,8 @@ from landmark.reading.answer import Delta
 from landmark.reading.answering import Answering, finished
 from landmark.reading.answering import Progress as Read
 from landmark.reading.serving.memories import Memories, Missing, ServerSettings
+from landmark.reading.serving.progress import Progress
+from landmark.reading.serving.readings import Readings
 from landmark.reading.serving.requests import Asked
 from landmark.reading.serving.responses import Response
 from landmark.reading.session import Began, Passages, Prompt, Session
@@ -30,24 +31,7 @@ from landmark.reading.sources import check_sources
 from landmark.reading.support import Support
 from landmark.utils.errors import UserError
 
-LOG = logging.getLogger(__name__)
-SILENCE = 5.0  # seconds without a sign of life, in a stream and in the log
-
-
-class Progress:
-    """How far a text is read; called with tokens read, and in all. The log is told now and then. gone: set where nobody
-    waits any more, as the client has left.
-    """
-
-    def __init__(self, what: str, gone: threading.Event):
-        self.gone, self.read, self.tokens = gone, 0, 0
-        self._what, self._told = what, time.monotonic()
-
-    def __call__(self, read: int, tokens: int) -> None:
-        self.read, self.tokens = read, tokens
-        if time.monotonic() - self._told > SILENCE:
-            self._told = time.monotonic()
-            LOG.info("%s: %s of %s tokens read", self._what, f"{read:,}", f"{tokens:,}")
+ON_CPU = 512  # tokens of a piece of a document: larger ones are read no faster, and who asks waits for one
 
 
 class Service:
@@ -56,7 +40,7 @@ class Service:
     def __init__(self, model: Any, tokenizer: Any, settings: ServerSettings, name: str):
         self.settings, self.names = settings, (PurePath(name).name or name, name)
         self.answering = Answering(model, tokenizer, settings.reuse)
-        self.memories = Memories(settings, model)
+        self.memories, self.readings = Memories(settings, model), Readings(settings.requests)
         self._opening = threading.Lock()
         self.stopped, self._requests = False, weakref.WeakSet[threading.Event]()
         self._recommended = model.generation_config if settings.defaults == "model" else None
@@ -82,6 +66,12 @@ class Service:
         self.stopped = True
         for gone in list(self._requests):
             gone.set()
+
+    def close(self) -> None:
+        """`stop`, and give the folder of memories free."""
+        self.stop()
+        self.readings.wait()
+        self.memories.close()
 
     def check_model(self, asked: str | None) -> None:
         """Raise Missing for the name of another model."""
@@ -155,11 +145,11 @@ class Service:
             return self.memories.memory(client, names[0])
         return joined(self.memories.memory(client, name) for name in names)
 
-    def document_in(self, file: BinaryIO, name: str) -> Document:
-        """The document that a file is. One file at a time lies in memory. Raises UserError as `document_of`."""
+    def document_in(self, file: BinaryIO, name: str, encoding: str | None = None) -> Document:
+        """`document_of` a file, of which one at a time lies in memory."""
         with self._opening:
             file.seek(0)
-            return document_of(file.read(), name)
+            return document_of(file.read(), name, encoding)
 
     def add_document(self, client: str, name: str, document: Document, progress: Progress) -> dict[str, Any]:
         """Read a text and keep it under a name. Raises UserError for a text without ids or too large, and Gone."""
@@ -168,7 +158,9 @@ class Service:
         with self.answering.prefixes.using(ids, client) as cache:
             rest = torch.tensor([ids[cache.get_seq_length() :]])
             progress(0, rest.shape[1])
-            finished(self.answering.read(rest, cache, progress.gone), progress)
+            largest = ON_CPU if self.answering.model.device.type == "cpu" else None
+            reading = self.answering.read(rest, cache, progress.gone, False, progress, largest)
+            finished(reading, progress)
             document = document.as_read(self.answering.chats.decode(ids))
             self.memories.save(client, name, cache, beside_memory(document, None))
         return {"id": name, "object": "document", "tokens": len(ids), **_warnings(document.lacks)}

@@ -135,6 +135,29 @@ def test_queries_read_what_they_choose(shape):
     assert (shares > 0).all()
 
 
+@pytest.mark.parametrize(
+    "shape", all_pairs({**READINGS, "rotation": [None, turned], "scorer": [*SCORERS]}), ids=name_of
+)
+def test_a_head_that_chooses_alone_reads_as_if_no_other_shared_its_keys(shape):
+    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in MORE if name in shape})
+    q, text, start = make(config, shape["place"])
+    if shape["rotation"] is not None:
+        text = text._replace(rotation=turned, rotated=rotated_summaries(text.summaries, 0, turned, config))
+    found = read_chosen(q, text, start, replace(config, alone=True))
+    each = text._replace(
+        **{
+            name: x.repeat_interleave(HEADS, 0)
+            for name in ("keys", "values", "summaries", "rotated")
+            if (x := getattr(text, name)) is not None
+        }
+    )
+    expected = read_chosen(q.flatten(0, 1)[:, None], each, start, config)
+    for ours, other in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(ours.flatten(0, 1), other[:, 0], rtol=0, atol=1e-12)
+    chosen = found[2].unflatten(1, (-1, HEADS)).transpose(1, 2).flatten(0, 1)
+    assert torch.equal(chosen.sort(-1).values, expected[2].sort(-1).values)
+
+
 @pytest.mark.parametrize("window", [0, 8])
 @pytest.mark.parametrize("place", [(0, 30), (5, 1)])
 def test_with_log_sum_exps_as_gates_the_grouped_softmax_is_the_plain_one(window, place):

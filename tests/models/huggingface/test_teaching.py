@@ -96,11 +96,11 @@ def test_a_teaching_that_was_stopped_goes_on_to_the_same_numbers(tmp_path):
     assert not Teaching(model, TeachSettings(steps=7, length=60, vectors=3)).load_state(state)
     while resumed.step < 6:
         resumed.learn(ids(resumed.step, settings))
-    resumed.done.save(tmp_path / "file")
-    found, expected = Landmarks.load(tmp_path / "file"), whole.done
-    assert dict(found.taught) == dict(expected.taught)
-    for name, x in expected.tensors().items():
-        assert torch.equal(found.tensors()[name], x)
+    whole.done.save(expected := tmp_path / "whole")
+    for number in range(3):  # files of safetensors with several texts differ by chance
+        resumed.done.save(file := tmp_path / f"{number}")
+        assert file.read_bytes() == expected.read_bytes()
+    assert dict(Landmarks.load(file).taught) == dict(whole.done.taught)
 
 
 def test_windows_repeat_spans_and_numbers():

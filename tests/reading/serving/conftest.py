@@ -16,7 +16,7 @@ import openai
 import uvicorn
 
 from landmark.models.huggingface.reading import ChunkedForward
-from landmark.reading.serving import app, service
+from landmark.reading.serving import app, progress
 from landmark.reading.serving.app import make_app
 from landmark.reading.serving.memories import ServerSettings
 from tests.forked import free_port
@@ -94,7 +94,7 @@ def slow(model, monkeypatch):
 
     monkeypatch.setattr(ChunkedForward, "_pass", wait)
     monkeypatch.setattr(app, "SILENCE", 0.25)
-    monkeypatch.setattr(service, "SILENCE", 0.25)
+    monkeypatch.setattr(progress, "SILENCE", 0.25)
     return model
 
 

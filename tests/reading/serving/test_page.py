@@ -1,5 +1,7 @@
 """The page in a real Chromium: a book is put in, read, asked and looked up, and whatever it holds stays text."""
 
+import os
+
 import httpx
 import pytest
 
@@ -56,6 +58,12 @@ def is_seen(browser, selector):
     return browser.js("return document.querySelector(arguments[0]).checkVisibility()", selector)
 
 
+def picture(browser, name):
+    """Kept where PICTURES says, to be looked at."""
+    if folder := os.environ.get("PICTURES"):
+        browser.driver.save_screenshot(f"{folder}/{name}-{browser.js('return innerWidth')}.png")
+
+
 def focused(browser):
     return browser.js("return document.activeElement.id || document.activeElement.textContent")
 
@@ -77,8 +85,17 @@ def test_a_book_is_put_in_read_asked_and_looked_up_by_keys_alone(opened, running
     wait_for(lambda: " a second · " in shown(opened, "#readings small"))
     assert f" of {len(TEXT.encode())} tokens" in shown(opened, "#readings small").replace(",", "")
     look()
+    picture(opened, "reading")
+    before = running.http().get("/readings").json()["data"][0]
+    opened.js("location.reload()")  # and it is read on
+    wait_for(lambda: " a second · " in shown(opened, "#readings small"))
+    after = running.http().get("/readings").json()["data"][0]
+    assert (before["id"], after["id"], before["tokens"]) == ("Gro-e.txt", "Gro-e.txt", after["tokens"])
+    assert 0 < before["read"] < after["read"]
     wait_for(lambda: shown(opened, "#talk h1") == "Gro-e.txt")
     assert not opened.texts("#readings li")
+    rows = "['#turns', '#ask'].map((each) => document.querySelector(each).getBoundingClientRect().top)"
+    assert opened.js(f"const [turns, ask] = {rows}; return turns < ask")
     assert running.http().get("/documents").json()["data"][0]["id"] == "Gro-e.txt"
     look()
     assert is_seen(opened, "nav") is not narrow
@@ -116,6 +133,18 @@ def test_a_book_is_put_in_read_asked_and_looked_up_by_keys_alone(opened, running
     alone = running.http().post("/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
     assert opened.texts(".answer")[1] == alone.strip()
     look()
+    picture(opened, "talk")
+    talk = [opened.texts(each) for each in ("article h2", ".answer", ".support", ".sources b", ".sources a > span")]
+    opened.js("location.reload()")
+    wait_for(lambda: len(opened.texts(".sources")) == 2)
+    again = [opened.texts(each) for each in ("article h2", ".answer", ".support", ".sources b", ".sources a > span")]
+    assert again == talk
+    picture(opened, "again")
+    opened.type("#question", "Who waits?\n")
+    wait_for(lambda: shown(opened, "article:last-child .answer"))
+    opened.js("location.reload()")  # within an answer
+    wait_for(lambda: shown(opened, "article:last-child .dim") == "Stopped.")
+    assert opened.texts("article h2") == ["Wer wartet?", "Wer wartet?", "Who waits?"]
     assert opened.js("return self.ran ?? document.querySelectorAll('#passage *:not(mark), main img').length") == 0
     assert all(more <= 0 for more in at), "the page is wider than its window"
 
@@ -172,6 +201,20 @@ def test_answers_and_readings_are_stopped_and_documents_deleted(opened, running,
         data.items.add(new File([], "none.txt")), document.body.dispatchEvent(new DragEvent("drop", event))""")
     wait_for(lambda: "is empty" in shown(opened, "#readings .error"))
     assert [each["id"] for each in running.http().get("/documents").json()["data"]] == ["book.txt"]
+    opened.click("#readings button")
+    odd = "It was 20° in the shade.\n" + "It was a day like others.\n" * 9
+    (tmp_path / "odd.txt").write_bytes(odd.encode("mac-roman"))
+    opened.type("#file", str(tmp_path / "odd.txt"))
+    wait_for(lambda: any("It was 20° in" in each for each in opened.texts(".guess")))
+    picture(opened, "encodings")
+    guesses = opened.texts(".guess")
+    right = next(number for number, each in enumerate(guesses) if "20° in" in each)
+    opened.js("document.querySelectorAll('.guess button')[arguments[0]].click()", right)
+    wait_for(lambda: "odd.txt" in opened.texts("#documents a > span"))
+    assert running.http().get("/documents/odd.txt/text").json()["text"] == odd
+    assert len(guesses) > 1
+    assert not opened.texts("#readings li")
+    running.http().delete("/documents/odd.txt")
     opened.click("#delete")
     opened.click("#delete")
     wait_for(lambda: not opened.texts("#documents a"))

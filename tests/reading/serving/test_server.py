@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -25,10 +24,11 @@ from landmark.models.huggingface import LandmarkCache, PrefixCache, joined
 from landmark.models.huggingface.reading import ChunkedForward
 from landmark.reading import answering
 from landmark.reading.answer import Decoding
-from landmark.reading.answering import Answering
+from landmark.reading.answering import Answering, finished
 from landmark.reading.serving.__main__ import KEY, _made_key, main
 from landmark.reading.serving.app import make_app
 from landmark.reading.serving.memories import ServerSettings
+from landmark.reading.serving.service import Service
 from landmark.utils.errors import UserError
 from tests.documents.files import docx, zipped
 from tests.forked import Started, free_port, wait_for
@@ -339,33 +339,90 @@ def test_a_stream_shows_signs_of_life_while_a_text_is_read(slow, tokenizer, tmp_
     assert re.search(rf"document book: \d+ of {tokens} tokens read", caplog.text)
 
 
-def test_a_long_text_is_read_in_smaller_parts_while_others_wait(tokenizer, tmp_path, monkeypatch):
-    """Which changes nothing of it."""
-    model, read, asked = wrapped_model("gemma3", local=64, **FREE), [], threading.Event()
-    pass_on, text = ChunkedForward._pass, "A heron waits. " * 60
+def test_a_running_answer_goes_before_books_that_are_read(tokenizer, tmp_path, monkeypatch):
+    """Of two books, one piece is read between two tokens of an answer, and small ones alone. The books are then the
+    same. Pieces last until the next token is asked for.
+    """
+    model, passes, asked = wrapped_model("gemma3", local=64, **FREE), [], threading.Event()
+    pass_on, books = ChunkedForward._pass, {"heron": "A heron waits. " * 60, "crow": "A crow goes. " * 60}
 
-    def wait(self, parts, *given):
-        read.append(parts[0].ids.shape[1])
-        if len(read) == 4:
+    def note(self, parts, *given):
+        passes.append((parts[0].ids.shape[1], turns._is_long))
+        if len(passes) == 4:
             assert asked.wait(100)
-        time.sleep(0.05 * (len(read) > 4))
+        if len(passes) >= 4 and turns._is_long:
+            wait_for(lambda: turns.are_wanted or (answered.done() and not turns.answers))
         return pass_on(self, parts, *given)
 
+    def ask(running, book):
+        return running.ask("Who? ", extra_body={"document": book}).choices[0].text
+
+    body = {"prompt": "A crow. ", "max_tokens": 12, "temperature": 0}
     with Server(model, tokenizer, tmp_path / "alone") as running:
-        running.http().put("/documents/book", content=text.encode())
-        expected = running.ask("Who? ", extra_body={"document": "book"}).choices[0].text
-    monkeypatch.setattr(ChunkedForward, "_pass", wait)
-    monkeypatch.setattr(answering, "SHARED", 16)
-    with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(4) as pool:
-        put = pool.submit(running.http().put, "/documents/book", content=text.encode())
-        wait_for(lambda: len(read) == 4)
-        answers = [pool.submit(running.ask, f"A crow {number}. ") for number in range(3)]  # one alone may be reading
+        for name, text in books.items():
+            running.http().put(f"/documents/{name}", content=text.encode())
+        expected = [ask(running, book) for book in books]
+        answer = running.http().post("/completions", json=body).json()["choices"][0]["text"]
+    with Server(model, tokenizer, tmp_path / "shared") as running, ThreadPoolExecutor(3) as pool:
+        turns = running.server.config.app.state.service.answering.turns
+        monkeypatch.setattr(ChunkedForward, "_pass", note)
+        monkeypatch.setattr(answering, "PAUSE", 1e-9)  # pieces of one block
+        put = [pool.submit(running.http().put, f"/documents/{name}", content=books[name].encode()) for name in books]
+        wait_for(lambda: len(passes) == 4)
+        answered = pool.submit(running.http(KEYS[1]).post, "/completions", json=body)
         asked.set()
-        assert all(each.result() for each in answers)
-        assert put.result().status_code == 200
-        assert set(read[:4]) == {64}
-        assert 16 in read
-        assert running.ask("Who? ", extra_body={"document": "book"}).choices[0].text == expected
+        assert answered.result().json()["choices"][0]["text"] == answer
+        assert all(each.result().status_code == 200 for each in put)
+        assert [ask(running, book) for book in books] == expected
+    assert passes[:4] == [(64, True)] * 4
+    tokens = [at for at, (size, is_long) in enumerate(passes) if (size, is_long) == (1, False)][:11]
+    assert [passes[at][1] for at in range(tokens[0], tokens[-1] + 1)] == [False, True] * 10 + [False]
+    assert {passes[at][0] for at in range(tokens[0], tokens[-1]) if passes[at][1]} == {model.landmarks.block_size}
+    assert 64 in [size for size, _ in passes[tokens[-1] :]]
+
+
+def test_a_text_is_read_while_its_client_is_away(slow, tokenizer, tmp_path):
+    """One after the other; a reading can be stopped, and one that fails says why until it is dismissed."""
+    with Server(slow, tokenizer, tmp_path, documents=2) as running:
+        http, text = running.http(), b"A heron waits. " * 16
+
+        def put(name):
+            found = http.put(f"/documents/{name}?wait=false", content=text)
+            assert (found.status_code, found.json()["object"]) == (202, "document.reading")
+
+        def readings(key=KEYS[0]):
+            return {each.pop("id"): each for each in running.http(key).get("/readings").json()["data"]}
+
+        for name in ("one", "two"):
+            put(name)
+        wait_for(lambda: readings().get("one", {}).get("read"))
+        assert readings()["two"]["read"] == 0
+        assert readings(KEYS[1]) == {}
+        assert http.delete("/readings/two").json()["deleted"] is True
+        assert http.delete("/readings/two").status_code == 404
+        wait_for(lambda: readings() == {})
+        assert [each["id"] for each in http.get("/documents").json()["data"]] == ["one"]
+        for name in ("three", "four"):
+            put(name)
+        wait_for(lambda: "error" in readings().get("four", {}))
+        assert "this server keeps no more" in readings()["four"]["error"]
+        http.delete("/readings/four")
+        assert readings() == {}
+        put("one")  # the server does not wait for its end
+
+
+def test_how_far_a_text_is_read_is_said_within_a_piece(model, tokenizer, tmp_path):
+    """After each layer, and the whole text is one piece."""
+    said, service = [], Service(model, tokenizer, ServerSettings(tmp_path, KEYS), "heron")
+    service.memories.close()
+    ids = torch.tensor([service.answering.ids("A heron.")])
+    reading = service.answering.read(ids, model.new_memory(), within=lambda *read: said.append(read))
+    finished(reading)
+    assert len(said) == model.config.num_hidden_layers
+    assert {tokens for _, tokens in said} == {ids.shape[1]}
+    assert [0, *(read for read, _ in said)] == sorted({0, *(read for read, _ in said)})
+    finished(service.answering.read(ids, model.new_memory()))
+    assert len(said) == model.config.num_hidden_layers
 
 
 def test_ctrl_c_ends_running_answers(model, tokenizer, tmp_path):

@@ -37,7 +37,7 @@ from landmark.utils.errors import UserError, in_one_line
 from landmark.utils.files import open_written, write_atomic
 
 OUTSIDE = -4.0  # what a token of another part of the block has, before anything is learned
-SEAL = "sha256"
+ABOUT, SEAL = "about", "sha256"
 MADE_BY = "task=teach model.landmarks=FILE makes one"
 
 
@@ -210,9 +210,11 @@ def _loaded(file: str, _: int) -> Landmarks:
 
 
 def write_tensors(file: Path | str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors, and texts about them, to a file of safetensors that `read_tensors` knows to be whole."""
+    """Write tensors, and texts about them, to a file of safetensors that `read_tensors` knows to be whole. The same
+    content has the same bytes, so the texts are one: safetensors writes several in any order.
+    """
     own = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    write_atomic(file, save_tensors(own, {**about, SEAL: _seal(own, about)}))
+    write_atomic(file, save_tensors(own, {ABOUT: json.dumps({**about, SEAL: _seal(own, about)})}))
 
 
 def read_tensors(file: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -220,9 +222,9 @@ def read_tensors(file: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         open_written(file).close()
         with safe_open(file, "pt") as opened:
-            about = dict(opened.metadata() or {})
+            about = dict(json.loads((opened.metadata() or {})[ABOUT]))
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, UserError) as error:
+    except (OSError, SafetensorError, UserError, KeyError) as error:
         raise ValueError(f"it is missing or damaged: {in_one_line(error)}") from error
     if about.pop(SEAL, None) != _seal(tensors, about):
         raise ValueError("it was altered: its SHA-256 is another")

@@ -17,7 +17,11 @@ const flowing = (text) => text.replace(/(?<=^[^\n\t]{45,100})\n(?=[\p{L}\p{N}"'�
 const say = (text) => ($("#said").textContent = text);
 
 let documents = new Map(); // tokens, and warnings of what the file did not give, by name
-const talks = new Map(); // by name of the document: messages, and the element with its turns
+const talks = new Map(); // by name of the document: turns, the element that shows them, and other documents
+const TALKS = "landmark.talks"; // kept by this tab, so that a page that is loaded again shows them
+const readings = new Map(); // texts that are being read, by name
+const ASKED = 500; // milliseconds between two questions how far they are
+let following = false; // whether the server is asked so
 let shown = ""; // name of the document
 let answering = null; // stops the answer that is being made
 let wanted = 0; // sources of an answer; a model with landmarks finds none
@@ -42,6 +46,7 @@ $("#key form").addEventListener("submit", () => {
 });
 $("#forget-key").addEventListener("click", () => {
   key.set("");
+  talks.clear();
   location.href = location.pathname; // and nothing of that key is left here
 });
 
@@ -66,10 +71,10 @@ async function list() {
 }
 
 function mark() {
-  const isRead = $("#readings progress") !== null;
+  const isRead = [...readings.values()].some((one) => !one.failed);
   $("#welcome h1").textContent = isRead ? "It is being read" : documents.size ? "Choose a document" : "Put a book in";
   [$("#about").hidden, $("#meanwhile").hidden] = [isRead, !isRead];
-  document.body.classList.toggle("empty", !documents.size && !$("#readings").children.length);
+  document.body.classList.toggle("empty", !documents.size && !readings.size);
   for (const link of document.querySelectorAll("#documents a, .sources a"))
     link.ariaCurrent = link.hash === (link.closest("nav") ? `#${shown}` : location.hash) ? "true" : null;
 }
@@ -80,7 +85,7 @@ function freeName(file) {
   const dashed = stem.replace(/[\p{M}'’]/gu, "").replace(/[^A-Za-z0-9_.-]+/g, "-");
   const plain = dashed.replace(/^[^A-Za-z0-9]+|[-.]+$/g, "") || "document";
   const end = suffix?.replace(/[^A-Za-z0-9.]/g, "") ?? "";
-  const taken = (name) => documents.has(name) || [...$("#readings").children].some((item) => item.dataset.name === name);
+  const taken = (name) => documents.has(name) || readings.has(name);
   for (let count = 1; ; count += 1) {
     const more = count > 1 ? `-${count}${end}` : end;
     const name = plain.slice(0, 64 - more.length) + more;
@@ -88,38 +93,102 @@ function freeName(file) {
   }
 }
 
-async function put(file) {
-  const name = freeName(file.name), stop = new AbortController();
+// A text that is being read: what shows it, and when how much of it was read. isSent: the server has it.
+function reading(name) {
   const line = make("small", { textContent: "The file is opened …" });
   const bar = make("progress", { ariaLabel: `${name}: how much is read` });
-  const button = make("button", { type: "button", className: "quiet", textContent: "Stop", onclick: () => stop.abort() });
+  const button = make("button", { type: "button", className: "quiet", textContent: "Stop" });
   const item = make("li", {}, make("span", { textContent: name }), bar, line, button);
-  item.dataset.name = name;
+  const one = { item, bar, line, button, seen: [], isSent: false };
+  button.addEventListener("click", () => stopReading(name));
+  readings.set(name, one);
   $("#readings").append(item);
   mark();
   say(`${name} is being read`);
+  return one;
+}
+
+async function put(file, encoding = "") {
+  const name = freeName(file.name), one = reading(name);
+  one.stop = new AbortController();
   try {
-    const seen = [];
-    const options = { method: "PUT", body: file, signal: stop.signal };
-    for await (const event of events(await request(`documents/${name}?stream=true`, options))) {
-      if (event.object !== "document.progress" || !event.tokens) continue;
-      [bar.value, bar.max] = [event.read, event.tokens];
-      line.textContent = progress(seen, event);
-    }
-    item.remove();
-    await list();
-    showOthers();
-    say(`${name} is read`);
-    if (!shown) location.hash = name;
+    const options = { method: "PUT", body: file, signal: one.stop.signal };
+    await request(`documents/${name}?${new URLSearchParams({ wait: false, ...(encoding && { encoding }) })}`, options);
+    one.isSent = true;
+    follow();
   } catch (error) {
-    delete item.dataset.name;
-    button.textContent = "Dismiss";
-    button.onclick = () => { item.remove(); mark(); };
-    bar.remove();
-    failed(error, (message) => line.replaceWith(wrong(message)));
-    if (error.name === "AbortError") item.remove();
+    if (error.encodings) offer(one, file, error.encodings);
+    else failed(error, (message) => unread(one, message));
+    if (error.name === "AbortError") drop(name);
   }
+}
+
+function drop(name) {
+  readings.get(name)?.item.remove();
+  readings.delete(name);
   mark();
+}
+
+// Shows why a text is not read.
+function unread(one, message) {
+  one.failed = true;
+  one.button.textContent = "Dismiss";
+  one.bar.remove();
+  one.line.replaceWith((one.line = wrong(message)));
+  mark();
+}
+
+// Offers to read a file in the encodings in which it may be, each with a part of the text that it gives.
+function offer(one, file, encodings) {
+  const choices = encodings.map(({ name, sample }) => {
+    const button = make("button", { type: "button", className: "quiet", textContent: `Read it as ${name}` });
+    button.addEventListener("click", () => {
+      drop([...readings].find(([, each]) => each === one)[0]);
+      put(file, name);
+    });
+    return make("div", { className: "guess" }, make("q", { textContent: sample }), button);
+  });
+  unread(one, "It is not sure how this file writes its letters. Which of these is right?");
+  one.line.after(...choices);
+}
+
+async function stopReading(name) {
+  const { isSent, stop } = readings.get(name);
+  stop?.abort();
+  drop(name);
+  if (isSent) await request(`readings/${name}`, { method: "DELETE" }).catch((error) => failed(error, say));
+}
+
+// Asks the server how far texts are read, until none is. They are read on while no page is open.
+async function follow() {
+  if (following) return;
+  for (following = true; following; await new Promise((later) => setTimeout(later, ASKED))) {
+    try {
+      const sent = [...readings.keys()].filter((name) => readings.get(name).isSent);
+      const { data } = await json("readings");
+      for (const event of data) told(readings.get(event.id) ?? reading(event.id), event);
+      const read = sent.filter((name) => readings.has(name) && !data.some(({ id }) => id === name));
+      read.forEach(drop);
+      if (read.length) await list();
+      for (const name of read.filter((each) => documents.has(each))) {
+        showOthers();
+        say(`${name} is read`);
+        if (!shown) location.hash = name;
+      }
+      following = [...readings.values()].some((one) => one.isSent && !one.failed);
+    } catch (error) {
+      if (error instanceof WrongKey) following = false;
+      failed(error, (message) => readings.forEach((one) => (one.line.textContent = message)));
+    }
+  }
+}
+
+function told(one, { read, tokens, error }) {
+  one.isSent = true;
+  if (error && !one.failed) unread(one, error);
+  if (error || !tokens) return;
+  [one.bar.value, one.bar.max] = [read, tokens];
+  one.line.textContent = progress(one.seen, { read, tokens });
 }
 
 // How far a text is read. seen: of the last ten times, when, and tokens that were read.
@@ -139,7 +208,7 @@ function duration(seconds) {
 }
 
 async function putAll(files) {
-  for (const file of files) await put(file);
+  for (const file of files) await put(file); // the server reads one after the other
 }
 
 for (const button of document.querySelectorAll("[data-choose]")) button.addEventListener("click", () => $("#file").click());
@@ -166,10 +235,11 @@ $("#delete").addEventListener("click", async ({ target }) => {
   try {
     await request(`documents/${name}`, { method: "DELETE" });
     talks.delete(name);
+    keep();
     location.hash = "";
     await list();
   } catch (error) {
-    failed(error, (message) => talks.get(name)?.turns.append(wrong(message)));
+    failed(error, (message) => talks.get(name)?.element.append(wrong(message)));
   }
 });
 
@@ -192,32 +262,74 @@ function showOthers() {
   }));
 }
 
+// A conversation about a document, and what shows it.
+function newTalk(name, turns = [], others = []) {
+  const element = make("div", {});
+  for (const turn of turns) element.append(ended(begun(turn), turn, name));
+  talks.set(name, { turns, element, others: new Set(others) });
+}
+
+function keep() {
+  const kept = [...talks].map(([name, { turns, others }]) => [name, turns, [...others]]);
+  try {
+    sessionStorage.setItem(TALKS, JSON.stringify(kept));
+  } catch {} // there is no room: what was kept before stays
+}
+
+function restore() {
+  const kept = talks.size ? [] : JSON.parse(sessionStorage.getItem(TALKS) ?? "[]");
+  for (const [name, ...talk] of kept) if (documents.has(name)) newTalk(name, ...talk);
+}
+
+addEventListener("beforeunload", () => answering?.abort()); // else its connection is lost
+addEventListener("pagehide", () => key.get() ? keep() : sessionStorage.removeItem(TALKS));
+
 $("#anew").addEventListener("click", () => {
   answering?.abort();
-  const talk = { messages: [], turns: make("div", {}), others: talks.get(shown).others };
-  talks.set(shown, talk);
-  $("#turns").replaceChildren(talk.turns);
+  newTalk(shown, [], talks.get(shown).others);
+  keep();
+  $("#turns").replaceChildren(talks.get(shown).element);
   $("#anew").hidden = true;
   $("#question").focus();
 });
 
+// A question, and the places of its answer. turn: question, answer, reasoning, support, found, warned, isStopped, error.
+function begun({ question, answer, reasoning }) {
+  const thoughts = make("details", { hidden: !reasoning }, make("summary", { textContent: "Reasoning" }), make("p", {}, reasoning));
+  return make("article", {}, make("h2", { textContent: question }), thoughts, make("div", { className: "answer" }, answer));
+}
+
+// What stands below an answer.
+function ended(article, { question, answer, support, found, warned, isStopped, error }, name) {
+  const place = article.querySelector(".answer");
+  if (!answer && !isStopped && !error) place.append(make("span", { className: "dim", textContent: "The model ended without an answer." }));
+  if (answer) article.append(asMarkdown(name, question, answer, support, found, warned));
+  if (support) article.append(supported(support));
+  if (found.length) article.append(sources(found, name));
+  if (isStopped) article.append(make("p", { className: "dim", textContent: "Stopped." }));
+  if (error) article.append(wrong(error));
+  for (const line of warned) article.append(make("p", { className: "lacks", textContent: `Not in the text: ${line}` }));
+  return article;
+}
+
 async function ask(question) {
   const talk = talks.get(shown), name = shown, stop = (answering = new AbortController());
+  const turn = { question, answer: "", reasoning: "", support: null, found: [], warned: [], isStopped: true, error: "" };
   const status = make("p", { className: "dim", textContent: "The question is read …" });
-  const reasoning = make("details", { hidden: true }, make("summary", { textContent: "Reasoning" }), make("p", {}));
-  const answer = make("div", { className: "answer" });
-  const turn = make("article", {}, make("h2", { textContent: question }), status, reasoning, answer);
-  talk.turns.append(turn);
-  turn.scrollIntoView({ block: "end" });
-  talk.messages.push({ role: "user", content: question });
+  const article = begun(turn), [title, reasoning, answer] = article.children;
+  title.after(status);
+  talk.element.append(article);
+  article.scrollIntoView({ block: "end" });
+  const said = talk.turns.filter((each) => each.answer).flatMap((each) => [["user", each.question], ["assistant", each.answer]]);
+  const messages = [...said, ["user", question]].map(([role, content]) => ({ role, content }));
+  talk.turns.push(turn);
   $("#anew").hidden = false;
   busy(true);
-  let error, warned = [], kept = [], support = null;
   try {
     const alone = { sources: wanted, from_sources: wanted > 0 && $("#alone input").checked };
     const others = [...talk.others].filter((each) => documents.has(each));
     const about = others.length ? { documents: [name, ...others], documents_read: "apart" } : { document: name };
-    const body = JSON.stringify({ ...about, messages: talk.messages, stream: true, ...alone });
+    const body = JSON.stringify({ ...about, messages, stream: true, ...alone });
     const options = { method: "POST", body, headers: { "Content-Type": "application/json" }, signal: stop.signal };
     for await (const event of events(await request("chat/completions", options))) {
       if (typeof event === "string") {
@@ -225,33 +337,28 @@ async function ask(question) {
         status.textContent = tokens ? `${number(+read)} of ${number(+tokens)} tokens are read …` : "Waiting …";
         continue;
       }
-      warned = event.warnings ?? warned;
-      const [{ delta = {}, finish_reason: finish, sources: found = [], support: measured } = {}] = event.choices;
+      turn.warned = event.warnings ?? turn.warned;
+      const [{ delta = {}, finish_reason: finish, sources: found, support } = {}] = event.choices;
       const below = $("#turns").scrollHeight - $("#turns").scrollTop - $("#turns").clientHeight;
       if (delta.content || delta.reasoning_content) status.remove();
-      if (delta.reasoning_content) {
-        reasoning.hidden = false;
-        reasoning.lastChild.append(delta.reasoning_content);
-      }
+      if (delta.reasoning_content) reasoning.hidden = false;
+      reasoning.lastChild.append(delta.reasoning_content ?? "");
       answer.append(delta.content ?? "");
-      if (finish && wanted) turn.append(Object.assign(status, { textContent: "The passages are looked for …" }));
-      if (measured) answer.after(supported((support = measured)));
-      if (found.length) turn.append(sources((kept = found), name));
-      if (below < 40) turn.scrollIntoView({ block: "end" });
+      turn.reasoning += delta.reasoning_content ?? "";
+      turn.answer += delta.content ?? "";
+      if (finish && wanted) article.append(Object.assign(status, { textContent: "The passages are looked for …" }));
+      [turn.found, turn.support] = [found ?? turn.found, support ?? turn.support];
+      if (below < 40) article.scrollIntoView({ block: "end" });
     }
-  } catch (raised) {
-    error = raised;
+    turn.isStopped = false;
+  } catch (error) {
+    turn.isStopped = error.name === "AbortError";
+    failed(error, (message) => (turn.error = message));
+    if (!turn.answer && !$("#question").value) $("#question").value = question;
   }
   status.remove();
-  if (answer.textContent) talk.messages.push({ role: "assistant", content: answer.textContent });
-  else talk.messages.pop();
-  if (error?.name === "AbortError") turn.append(make("p", { className: "dim", textContent: "Stopped." }));
-  else if (error) failed(error, (message) => turn.append(wrong(message)));
-  else if (!answer.textContent) answer.append(make("span", { className: "dim", textContent: "The model ended without an answer." }));
-  if (answer.textContent) answer.after(asMarkdown(name, question, answer.textContent, support, kept, warned));
-  for (const line of warned) turn.append(make("p", { className: "lacks", textContent: `Not in the text: ${line}` }));
-  turn.scrollIntoView({ block: "end" });
-  if (error && !answer.textContent && !$("#question").value) $("#question").value = question;
+  ended(article, turn, name).scrollIntoView({ block: "end" });
+  keep();
   answering = null;
   busy(false);
 }
@@ -361,10 +468,11 @@ function route() {
   if (isOther) {
     answering?.abort();
     shown = name;
-    if (name && !talks.has(name)) talks.set(name, { messages: [], turns: make("div", {}), others: new Set() });
+    if (name && !talks.has(name)) newTalk(name);
     askToDelete(false);
     $("#talk h1").textContent = name;
-    $("#turns").replaceChildren(...(name ? [talks.get(name).turns] : []));
+    $("#turns").replaceChildren(...(name ? [talks.get(name).element] : []));
+    talks.get(name)?.element.lastElementChild?.scrollIntoView({ block: "end" });
   }
   $("#tokens").textContent = documents.has(name) ? `${number(documents.get(name).tokens)} tokens` : "";
   $("#lacks").replaceChildren(...(documents.get(name)?.warnings ?? []).map((line) => make("p", { textContent: line })));
@@ -372,7 +480,7 @@ function route() {
   [$("#welcome").hidden, $("#talk").hidden, $("#source").hidden] = [Boolean(name), !name, !isPassage];
   document.body.dataset.view = isPassage ? "source" : name ? "talk" : "shelf";
   mark();
-  $("#anew").hidden = !talks.get(name)?.messages.length;
+  $("#anew").hidden = !talks.get(name)?.turns.length;
   showOthers();
   if (isPassage) showPassage(other ?? name, Number(start), Number(end));
   else if (isOther && name) $(matchMedia("(max-width: 52rem)").matches ? "#talk h1" : "#question").focus(); // no phone's keyboard
@@ -395,7 +503,9 @@ async function start() {
     $("#alone").hidden = !wanted;
     $("#failed").textContent = "";
     await list();
+    restore();
     route();
+    follow();
   } catch (error) {
     failed(error, (message) => ($("#failed").textContent = message));
   }

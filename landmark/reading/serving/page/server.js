@@ -9,7 +9,8 @@ export const key = {
 
 export class WrongKey extends Error {}
 
-// The response to a request. Throws an error whose message is the server's one line, WrongKey for 401.
+// The response to a request. Throws an error whose message is the server's one line, WrongKey for 401. encodings: in
+// which a file may be, that is not sure.
 export async function request(path, { headers, ...options } = {}) {
   let response;
   try {
@@ -20,8 +21,8 @@ export async function request(path, { headers, ...options } = {}) {
     throw new Error("The server cannot be reached, or ended the connection.");
   }
   if (response.ok) return response;
-  const said = await response.json().then((content) => content.error.message, () => `the server answered ${response.status}`);
-  throw response.status === 401 ? new WrongKey(said) : new Error(said);
+  const { message, encodings } = await response.json().then(({ error }) => error, () => ({ message: `the server answered ${response.status}` }));
+  throw response.status === 401 ? new WrongKey(message) : Object.assign(new Error(message), { encodings });
 }
 
 export const json = async (path, options) => (await request(path, options)).json();

@@ -78,16 +78,7 @@ def select(
     effect.
     """
     composer, texts = Composer(composer), named(config)
-    if config.row is not None and config.row not in texts:
-        known = f"one of {', '.join(texts)}" if texts else "there are none: name an +experiment"
-        raise UserError(f"row={config.row}: no such row ({known})")
-    if config.seeds is not None and any(override.key_or_group == "seed" for override in parse(overrides)):
-        raise UserError("seed: set on the command line, but seeds is set too; use one of them (seeds=null)")
-    for title, pair in config.compare.items():
-        if len(pair) != 2 or any(name not in texts for name in pair):
-            raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
-    if not texts and config.start is not None:
-        raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
+    _check_experiment(config, overrides, texts)
     if not texts:
         job = started()
         if job.number is None:  # a sweep has checked all jobs together
@@ -99,16 +90,41 @@ def select(
     clashes = [clash for name in names if (clash := _clash(name, _split(name, texts[name]), shared))]
     if clashes:
         raise UserError(clashes[0])
-    rows = []
-    for name in names:
-        own = _split(name, texts[name])
-        try:
-            row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check)
-            row = replace(row, configs=[_with_start(one, texts, shared, composer) for one in row.configs])
-            _check_own(row.configs[0], own)
-            rows.append(row)
-        except (HydraException, OmegaConfBaseException, UserError) as error:
-            raise UserError(f"row {name}: {one_line(error)}") from error
+    rows = [_composed(name, texts, shared, composer, check) for name in names]
+    _check_shared(config, rows, texts, shared, composer)
+    return rows
+
+
+def _check_experiment(config: Config, overrides: list[str], texts: Mapping[str, str]) -> None:
+    """Raise UserError for settings of an experiment that name no row of it. texts: overrides of its rows."""
+    if config.row is not None and config.row not in texts:
+        known = f"one of {', '.join(texts)}" if texts else "there are none: name an +experiment"
+        raise UserError(f"row={config.row}: no such row ({known})")
+    if config.seeds is not None and any(override.key_or_group == "seed" for override in parse(overrides)):
+        raise UserError("seed: set on the command line, but seeds is set too; use one of them (seeds=null)")
+    for title, pair in config.compare.items():
+        if len(pair) != 2 or any(name not in texts for name in pair):
+            raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
+    if not texts and config.start is not None:
+        raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
+
+
+def _composed(name: str, texts: dict[str, str], shared: list[str], composer: Compose, check: Check) -> Row:
+    """A row of an experiment. shared: overrides of all rows. Raises UserError, which names it."""
+    own = _split(name, texts[name])
+    try:
+        row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check)
+        row = replace(row, configs=[_with_start(one, texts, shared, composer) for one in row.configs])
+        _check_own(row.configs[0], own)
+    except (HydraException, OmegaConfBaseException, UserError) as error:
+        raise UserError(f"row {name}: {one_line(error)}") from error
+    return row
+
+
+def _check_shared(
+    config: Config, rows: Sequence[Row], texts: Mapping[str, str], shared: list[str], composer: Compose
+) -> None:
+    """Raise UserError for a shared override that has an effect on no row; of one row alone, warn."""
     given = [override.key_or_group for override in parse(shared)]
     if fault := unused(given, [replace(row.configs[0], task=config.task) for row in rows]):
         composed = (to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items())
@@ -116,7 +132,6 @@ def select(
         if config.row is None or unused(given, every):
             raise fault
         _log.warning("row %s: %s, as another row is", config.row, fault)
-    return rows
 
 
 def named(config: Config) -> dict[str, str]:

@@ -125,53 +125,62 @@ class LandmarkModel(_Base):
         Raises UserError for arguments that landmarks do not allow, or that the original model does not have, and for
         labels that would train without landmarks.
         """
-        if isinstance(past_key_values, LandmarkCache) or phase is not None:
+        is_reading = isinstance(past_key_values, LandmarkCache)
+        if is_reading or phase is not None:
             self._check_call(past_key_values, inputs_embeds, kwargs)
         if not torch.compiler.is_compiling():
             check_names(kwargs, type(self).__bases__[-1].forward)
-        if cu_seqlens is not None and (isinstance(past_key_values, LandmarkCache) or phase is None):
+        if cu_seqlens is not None and (is_reading or phase is None):
             raise UserError("cu_seqlens: only for packed windows with landmarks, together with phase")
-        if isinstance(past_key_values, LandmarkCache):
+        if is_reading:
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
             self._check_reading()
             reading = self._most(local), kwargs
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, *reading)  # pyright: ignore[reportCallIssue]
-        if labels is not None and phase is None and self.landmarks.token is not None:
-            if self.training:
-                raise UserError(
-                    "labels without phase would train the model without landmarks: make the batches with "
-                    "landmark.models.huggingface.LandmarkCollator, or take the landmarks off with its unwrap"
-                )
-            if not torch.compiler.is_compiling():
-                why = "this loss is of the model without landmarks; LandmarkCollator gives the phase"
-                warnings.warn(f"labels without phase: {why}", stacklevel=2)
-        given = {"labels": labels, "use_cache": use_cache, **kwargs}
-        window = None
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "logits_to_keep": logits_to_keep,
+            "labels": labels,
+            "use_cache": use_cache,
+            **kwargs,
+        }
         if phase is not None:
-            token, block_size = self.landmarks.token, self.landmarks.block_size
-            if token is None:
-                raise UserError("phase: this model reads without landmarks, so there are no windows with them")
-            tokens = input_ids if inputs_embeds is None else inputs_embeds
-            bounds = {"past_key_values": past_key_values, "cu_seqlens": cu_seqlens}
-            check_windows(tokens, phase, token, block_size, attention_mask, **given, **bounds)
-            window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
-            given |= {"landmarks": window, "use_cache": False}
-            if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
-                given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
-        outputs = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            logits_to_keep=logits_to_keep,
-            **given,
-        )
-        if window is not None:
-            check_attended(window.landmark_layers, window.attended)
+            return self._forward_windows(given, phase, cu_seqlens)
+        if labels is not None and self.landmarks.token is not None:
+            self._check_plain_loss()
+        return super().forward(**given)
+
+    def _forward_windows(self, given: dict[str, Any], phase: Tensor, cu_seqlens: Tensor | None) -> Any:
+        """Whole windows with landmarks. given: arguments of the original forward."""
+        token, block_size = self.landmarks.token, self.landmarks.block_size
+        if token is None:
+            raise UserError("phase: this model reads without landmarks, so there are no windows with them")
+        check_windows(given, phase, cu_seqlens, token, block_size)
+        window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
+        given |= {"landmarks": window, "use_cache": False}
+        if self.config.model_type == "gemma3":  # which of the tokens are of images
+            tokens = given["input_ids"] if given["inputs_embeds"] is None else given["inputs_embeds"]
+            given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
+        outputs = super().forward(**given)
+        check_attended(window.landmark_layers, window.attended)
         return outputs
+
+    def _check_plain_loss(self) -> None:
+        """Raise UserError where a loss without landmarks would train; else warn."""
+        if self.training:
+            raise UserError(
+                "labels without phase would train the model without landmarks: make the batches with "
+                "landmark.models.huggingface.LandmarkCollator, or take the landmarks off with its unwrap"
+            )
+        if not torch.compiler.is_compiling():
+            why = "this loss is of the model without landmarks; LandmarkCollator gives the phase"
+            warnings.warn(f"labels without phase: {why}", stacklevel=3)
 
     def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise UserError for arguments that landmarks do not allow."""

@@ -113,13 +113,13 @@ def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor 
     return place % (block_size + 1) == block_size
 
 
-def check_windows(
-    tokens: Tensor | None, phase: Tensor, token: int, block_size: int, mask: Tensor | None, **given: Any
-) -> None:
-    """Raise UserError for arguments that windows with landmarks do not allow. tokens: ids (B, T), whose landmarks
-    (`token`) must stand where the phase says, or embeddings (B, T, D). mask: of attention (B, T), with padding on the
-    right only.
+def check_windows(given: Mapping[str, Any], phase: Tensor, bounds: Tensor | None, token: int, block_size: int) -> None:
+    """Raise UserError for arguments that windows with landmarks do not allow. given: of the model's forward, with ids
+    (B, T), whose landmarks (`token`) must stand where the phase says, or embeddings (B, T, D), and an attention mask
+    (B, T), which may have padding on the right only.
     """
+    mask, tokens = given["attention_mask"], given["inputs_embeds"]
+    tokens = given["input_ids"] if tokens is None else tokens
     if tokens is None:
         raise UserError("phase: give the windows too, as input_ids")
     if given.get("past_key_values") is not None:
@@ -129,7 +129,6 @@ def check_windows(
             "labels and shift_labels: windows need both or none, as LandmarkCollator gives them; "
             "label smoothing would predict landmarks"
         )
-    bounds = given.get("cu_seqlens")
     if not isinstance(phase, Tensor) or phase.is_floating_point() or phase.dtype == torch.bool:
         raise UserError(f"phase: must be a tensor of integers, not {getattr(phase, 'dtype', type(phase).__name__)}")
     try:

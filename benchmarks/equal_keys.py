@@ -103,7 +103,7 @@ def stages(layers: int) -> list[list[Row]]:
 
 
 def texts(folder: Path, tokenizer: Any, tokens: int, count: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """So many texts, by name (1, tokens + 1), with the ids that begin a text: of the books in turn, at even places."""
+    """So many texts (1, tokens + 1), with the ids that begin a text: of the books in turn, with their percents."""
     books = sorted(folder.glob("*.txt"))
     each = -(-count // len(books))
     beginning = tokenizer("").input_ids if tokenizer.bos_token_id is not None else []
@@ -112,7 +112,7 @@ def texts(folder: Path, tokenizer: Any, tokens: int, count: int) -> Iterator[tup
         text = book.read_text("utf-8")
         ids = tokenizer(text[int(len(text) * (place + 0.5) / each) :][: 12 * tokens]).input_ids
         ids = ids if ids[: len(beginning)] == beginning else beginning + ids
-        yield f"{book.stem}-{place}", torch.tensor([ids[: tokens + 1]])
+        yield f"{book.stem}-{100 * (place + 0.5) / each:.0f}", torch.tensor([ids[: tokens + 1]])
 
 
 class Reading:

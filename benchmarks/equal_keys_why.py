@@ -11,6 +11,7 @@ Another, `-predictions`, has the divergence of each rule's predictions from thos
 """
 
 import argparse
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def main() -> None:
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of books, as .txt files")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read")
-    parser.add_argument("--texts", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=12)
+    parser.add_argument("--few", type=int, default=2, help="of these texts, the first")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--last", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=8)
@@ -112,7 +114,7 @@ def main() -> None:
     model, tokenizer = load(given.model, dtype=torch.bfloat16)
     work = given.work / stem
     reading = Reading(model, given.tokens, given.last, work)
-    for name, ids in texts(given.data, tokenizer, given.tokens, given.texts):
+    for name, ids in islice(texts(given.data, tokenizer, given.tokens, given.texts), given.few):
         memory = reading.memory(**Row("all keys").settings)
         memory.load(reading.saved(name, ids))
         memory.memory = compared = Compared(memory.memory, given.blocks)

@@ -99,11 +99,11 @@ def stages(layers: int) -> list[list[Row]]:
     four = [Row(f"exact share, layers {n * layers // 4} to {(n + 1) * layers // 4 - 1}") for n in range(4)]
     last = [Row(rule, heads, k) for k in (4, 16, 64) for rule in FIRST for heads in HEADS]
     last += [Row(rule, "head", 32) for rule in FIRST] + [Row(row.rule, "head") for row in others]
-    return [first, second, others, four, [row for row in last if (row.rule, row.heads) != ("last blocks", "head")]]
+    return [first, second, four, others, [row for row in last if (row.rule, row.heads) != ("last blocks", "head")]]
 
 
 def texts(folder: Path, tokenizer: Any, tokens: int, count: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """So many texts, by name (1, tokens + 1), with the ids that begin a text: of the books in turn, at even places."""
+    """So many texts (1, tokens + 1), with the ids that begin a text: of the books in turn, with their percents."""
     books = sorted(folder.glob("*.txt"))
     each = -(-count // len(books))
     beginning = tokenizer("").input_ids if tokenizer.bos_token_id is not None else []
@@ -112,7 +112,7 @@ def texts(folder: Path, tokenizer: Any, tokens: int, count: int) -> Iterator[tup
         text = book.read_text("utf-8")
         ids = tokenizer(text[int(len(text) * (place + 0.5) / each) :][: 12 * tokens]).input_ids
         ids = ids if ids[: len(beginning)] == beginning else beginning + ids
-        yield f"{book.stem}-{place}", torch.tensor([ids[: tokens + 1]])
+        yield f"{book.stem}-{100 * (place + 0.5) / each:.0f}", torch.tensor([ids[: tokens + 1]])
 
 
 class Reading:
@@ -161,8 +161,8 @@ def summary(measured: list[dict[str, Any]]) -> Any:
         ]
         values = {"texts": len(own), "nats": np.mean([each["losses"].mean() for each in own.values()])}
         values |= dict(zip(("difference", "difference_error", "units"), paired(above), strict=True))
-        if key not in (usual, order[0]) and beside:
-            values |= dict(zip(("beside", "beside_error", "beside_units"), paired(beside), strict=True))
+        found = paired(beside) if key not in (usual, order[0]) and beside else (None, None, None)
+        values |= dict(zip(("beside", "beside_error", "beside_units"), found, strict=True))
         values["seconds"] = np.median([each["seconds"] for each in own.values()])
         nats = {text: each["losses"].mean() for text, each in own.items()}
         lines.append(dict(zip(KEYS, key, strict=True)) | values | nats)

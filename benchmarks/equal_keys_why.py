@@ -6,10 +6,12 @@ Every layer reads all keys. Beside that, each rule chooses blocks for every eigh
 much of the attention these and the window hold, and how far the output is from that of all keys, divided by its size:
 with one softmax over what is read, and without one, so that unread keys count as zeros. `distance` chooses by the exact
 share times how far the block's value is from the output. `all attention` is the exact share of all keys, not of far
-ones alone, which counts where heads choose together. The CSV has a line for each layer, rule and who chooses.
+ones alone, which counts where heads choose together. One CSV has a line for each layer, rule and who chooses.
+Another, `-predictions`, has the divergence of each rule's predictions from those with all keys, in nats a token.
 """
 
 import argparse
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.equal_keys import Reading, Row, texts
+from benchmarks.equal_keys import ALL, HEADS, Reading, Row, texts
 from benchmarks.settings import use_threads
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.scorer import scorer_of
@@ -77,33 +79,55 @@ class Compared(InPlace):
                 self.found.append(line | dict(zip(("error", "error_of_zeros"), map(float, errors), strict=True)))
 
 
+def divergences(reading: Reading, name: str, ids: Tensor, blocks: int) -> list[dict[str, Any]]:
+    """Of the last tokens: a line a rule and who chooses."""
+    rows = [Row(ALL), *(Row(rule, heads, blocks) for heads in HEADS for rule in ("mean key", "exact share"))]
+    every, lines, following = torch.empty(0), list[dict[str, Any]](), ids[0, 1 + reading.tokens - reading.last :]
+    for row in [*rows, Row("last blocks", "group", blocks)]:
+        memory = reading.memory(**row.settings)
+        memory.load(reading.saved(name, ids))
+        read = reading.model.read_text(ids[:, reading.tokens - reading.last : -1], memory, kept=reading.last)
+        logs = torch.cat([logits[0] for _, logits in read]).float().log_softmax(-1)
+        every = logs if row.rule == ALL else every
+        away = (every.exp() * (every - logs)).sum(-1)
+        nats = -logs.gather(1, following[:, None]).mean().item()
+        lines.append({"text": name, "rule": row.rule, "heads": row.heads, "nats": nats})
+        lines[-1] |= {"divergence": away.mean().item(), "median": away.median().item()}
+        print(*lines[-1].values(), flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.equal_keys_why", description=__doc__)
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of books, as .txt files")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read")
-    parser.add_argument("--texts", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=12)
+    parser.add_argument("--few", type=int, default=2, help="of these texts, the first")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--last", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--out", type=Path, default=EXPERIMENTS / "equal_keys" / "results", help="folder of the CSV")
     given = parser.parse_args()
     use_threads()
-    stem, found = Path(given.model).stem, list[dict[str, Any]]()
+    stem, found, predicted = Path(given.model).stem, list[dict[str, Any]](), list[dict[str, Any]]()
     model, tokenizer = load(given.model, dtype=torch.bfloat16)
     work = given.work / stem
     reading = Reading(model, given.tokens, given.last, work)
-    for name, ids in texts(given.data, tokenizer, given.tokens, given.texts):
+    for name, ids in islice(texts(given.data, tokenizer, given.tokens, given.texts), given.few):
         memory = reading.memory(**Row("all keys").settings)
         memory.load(reading.saved(name, ids))
         memory.memory = compared = Compared(memory.memory, given.blocks)
         for _ in model.read_text(ids[:, given.tokens - given.last : -1], memory, kept=1):
             pass
         found += compared.found
-    frame: Any = pd.DataFrame(found)
-    made = frame.groupby(["layer", "rule", "heads"], sort=False).mean().reset_index()
-    write_atomic(given.out / f"{stem}-layers.csv", made.to_csv(index=False, float_format="%.5f").encode())
-    print(made.groupby(["rule", "heads"], sort=False)[["attention", "error", "error_of_zeros"]].mean())
+        predicted += divergences(reading, name, ids, given.blocks)
+        frame: Any = pd.DataFrame(found)
+        made = frame.groupby(["layer", "rule", "heads"], sort=False).mean().reset_index()
+        for about, each in (("layers", made), ("predictions", pd.DataFrame(predicted))):
+            text = each.to_csv(index=False, float_format="%.5f")
+            write_atomic(given.out / f"{stem}-{about}.csv", text.encode())
+        print(made.groupby(["rule", "heads"], sort=False)[["attention", "error", "error_of_zeros"]].mean())
 
 
 if __name__ == "__main__":

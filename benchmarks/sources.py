@@ -29,7 +29,7 @@ from landmark.experiment.data.passkey import Passkey
 from landmark.experiment.data.ruler import Ruler
 from landmark.experiment.data.ruler.material import Essays
 from landmark.experiment.data.tokenizers import PretrainedTokenizer, Tokenizer
-from landmark.memory.blocks.shares import Watched
+from landmark.memory.blocks.shares import AttentionProbe
 from landmark.models.huggingface import load
 from landmark.models.sampling import Sampling
 from landmark.reading.answering import Answering, finished
@@ -84,7 +84,7 @@ class Book:
             asking = range(len(self.ids), len(ids)), differing(ids, self.prompt(other)), range(len(ids), len(whole))
             watched, blocks = list[Any](), len(self.ids) // cache.memory.block_size
             for tokens in asking:
-                watched.append(Watched(cast(Any, begun.memory), blocks, tokens))
+                watched.append(AttentionProbe(cast(Any, begun.memory), blocks, tokens))
                 begun.memory = watched[-1]
             finished(self._answering.read(torch.tensor([whole[begun.get_seq_length() :]]), begun))
             shares = np.stack([each.shares().numpy() for each in watched]).astype(np.float16)

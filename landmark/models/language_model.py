@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from landmark.memory.text_memory import equal_pieces
 from landmark.models.config import DecoderConfig
-from landmark.models.sampling import Chooser, Sampling, follow
+from landmark.models.sampling import Chooser, Sampling, decode_loop
 from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -134,7 +134,7 @@ class LanguageModel(nn.Module):
             for read, logits in self.read_text(together, kept, most=local):
                 if logits is not None:
                     choose = [Chooser(sampling, rows[n].tolist(), n, self.config.landmark_id) for n in group]
-                    texts.append(follow(logits[:, -1], self._next_logits(kept), choose, tokens, stop))
+                    texts.append(decode_loop(logits[:, -1], self._next_logits(kept), choose, tokens, stop))
                 if progress is not None:
                     progress(before + read * len(group), total)
             before += together.numel()

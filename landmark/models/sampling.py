@@ -106,7 +106,7 @@ class Chooser:
         return token
 
 
-def follow(
+def decode_loop(
     logits: Tensor,
     read: Callable[[Tensor], Tensor],
     choose: Sequence[Callable[[Tensor], int]],

@@ -17,7 +17,7 @@ from landmark.models.huggingface import PrefixCache
 from landmark.models.huggingface.families import decoder_layers, numbers_per_token
 from landmark.models.huggingface.prefixes import Saved
 from landmark.models.huggingface.reading import read_text
-from landmark.models.sampling import Chooser, Sampling, follow
+from landmark.models.sampling import Chooser, Sampling, decode_loop
 from landmark.reading.answer import Answer, Delta
 from landmark.reading.chats import Chats
 from landmark.utils.errors import UserError
@@ -212,7 +212,7 @@ class Answering:
         logits = yield from self.read(rest, cache, gone)
         choosers = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
         choose = choosers if nats is None else [partial(_weighed, each, nats) for each in choosers]
-        yield from follow(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
+        yield from decode_loop(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
 
     def _read_token(self, tokens: Tensor, cache: Any, gone: threading.Event | None) -> Tensor:
         """The logits (B, vocabulary) after a token of each answer, (B, 1). Raises Gone."""

@@ -16,7 +16,7 @@ import torch
 
 from landmark.documents import Document, as_files
 from landmark.memory.blocks.cache import BlockCache
-from landmark.memory.blocks.shares import Watched
+from landmark.memory.blocks.shares import AttentionProbe
 from landmark.reading.answer import Decode, Decoding
 from landmark.reading.answering import Answering, finished
 from landmark.utils.errors import UserError
@@ -171,7 +171,7 @@ def scores_of(
         mark = cache.mark_before(asking.start)
         assert mark is not None or not cache.ends
         fork = answering.new_memory() if mark is None else cache.fork(mark)
-        watched: Any = Watched(cast(BlockCache, fork.memory), count // size, asking, cache.starts)
+        watched: Any = AttentionProbe(cast(BlockCache, fork.memory), count // size, asking, cache.starts)
         fork.marks, fork.memory = None, watched
         finished(answering.read(torch.tensor([ids[fork.get_seq_length() : asking.stop]]), fork, gone))
         shares.append(watched.shares().numpy())

@@ -7,7 +7,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from landmark.models.sampling import Chooser, Sampling, follow
+from landmark.models.sampling import Chooser, Sampling, decode_loop
 from landmark.utils.errors import UserError
 
 
@@ -52,7 +52,7 @@ def test_logits_that_give_no_distribution_are_refused_and_extreme_settings_give_
 def test_a_penalty_is_that_of_transformers_also_for_tokens_of_the_answer():
     """By its own processor, greedily: each step without the tokens that came before."""
     logits, penalise = torch.randn(1, 12), RepetitionPenaltyLogitsProcessor(1.7)
-    text, steps = [3, 5], follow(logits, lambda _: logits, [Chooser(Sampling(repetition_penalty=1.7), [3, 5])], 9)
+    text, steps = [3, 5], decode_loop(logits, lambda _: logits, [Chooser(Sampling(repetition_penalty=1.7), [3, 5])], 9)
     for (token,) in steps:
         assert token == int(penalise(torch.tensor([text]), logits).argmax())
         text.append(token)

@@ -17,7 +17,7 @@ from benchmarks.sources import rank
 from landmark.documents import Document, beside_memory, documents_read, joined, saved_document
 from landmark.documents.document import FILE
 from landmark.documents.patches import Places, differences, file_text
-from landmark.memory.blocks.shares import Watched
+from landmark.memory.blocks.shares import AttentionProbe
 from landmark.models.huggingface import wrap
 from landmark.reading.answering import Answering, finished
 from landmark.reading.sources import find, passages, text_of
@@ -34,7 +34,7 @@ def test_shares_are_those_of_the_original_models_attention(family):
     expected = original(ids, output_attentions=True).attentions
     model = wrap(make_model(family, "eager"), make_tokenizer(), block_size=8, landmarks="none")
     cache = model.new_memory()
-    cache.memory = watched = Watched(cache.memory, 5, range(43, 57))
+    cache.memory = watched = AttentionProbe(cache.memory, 5, range(43, 57))
     for part in ids.split((20, 26, 1, 13), 1):
         model(part, past_key_values=cache)
     weights = torch.stack([expected[layer] for layer in sorted(cache.landmark_layers)])[:, 0, :, 43:57, :40]
@@ -47,7 +47,7 @@ def test_blocks_beyond_the_models_positions_are_weighed_alike():
     ids, spreads = torch.arange(8).repeat(12)[None] * 5, []
     for mapping in ("true", "stingy"):
         cache = model.new_memory(k=2, window=8, dense=0, mapping=mapping)
-        cache.memory = watched = Watched(cache.memory, 9, range(80, 90))
+        cache.memory = watched = AttentionProbe(cache.memory, 9, range(80, 90))
         model(ids, past_key_values=cache)
         shares = watched.shares()[0]
         spreads.append(float((shares.amax(1) / shares.amin(1)).max()))

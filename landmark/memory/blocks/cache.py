@@ -251,24 +251,39 @@ class BlockCache:
         q: (B, H, T, d), k, v: (B, H_kv, T, d), rotated by the model. scoring, sinks: of the layer. Raises UserError
         where the text so far has keys of another type.
         """
-        (batch, heads, length, dim), kv, start = q.shape, k.shape[1], self.position
         state = self.layers.get(layer)
-        if state is not None and length == 1 and self._by_kernels(state, q, k):
+        if state is not None and q.shape[2] == 1 and self._by_kernels(state, q, k):
             return self._attend_one(layer, q, k, v, scoring, sinks)
-        if state is None:
-            state = self.layers[layer] = self.new_layer(layer, k)
-        keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
-        state.write(start, keys, values, self._rounded(start + length), self._expected)
-        self._length = length
+        self._write(layer, k, v)
         self._reads_all = max(self._dense_on(q.device.type), self._config.covered)
-        config = replace(self._of_layer(layer), scale=scoring.scale_of(dim), softcap=scoring.softcap)
+        out, lse = self._read(layer, q, self._config_of(layer, q, scoring))
+        return out if sinks is None else sinks.merge(out, lse)[0]
+
+    def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keep the keys and values (B, H_kv, T, d) of a chunk."""
+        if layer not in self.layers:
+            self.layers[layer] = self.new_layer(layer, k)
+        start, length = self.position, k.shape[2]
+        keys, values = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+        self.layers[layer].write(start, keys, values, self._rounded(start + length), self._expected)
+        self._length = length
+
+    def _config_of(self, layer: int, q: Tensor, scoring: Scoring) -> AttentionConfig:
+        """How the queries (B, H, T, d) of a chunk are read."""
+        length, config = q.shape[2], self._of_layer(layer)
+        config = replace(config, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
         if self._prefill and length > 1:
             config = replace(config, tile=self.block_size)
         if length > 1 and self._has_kernels(q) and q.dtype != torch.float32:
             from landmark.memory.blocks import prefill_kernels as kernels
 
             config = replace(config, tiles_by=kernels.read_tiles)
-        queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
+        return config
+
+    def _read(self, layer: int, q: Tensor, config: AttentionConfig) -> tuple[Tensor, Tensor]:
+        """Attention (B, H, T, d) of a chunk that is written, and its log-sum-exp (B, H, T)."""
+        state, start, length = self.layers[layer], self.position, q.shape[2]
+        queries, parts = q.reshape(len(state.keys), -1, *q.shape[2:]), []
         stored = Text(*state.tensors)
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
             keys, values, summaries = (x.to(q.device, non_blocking=True) for x in stored[:3])
@@ -286,8 +301,7 @@ class BlockCache:
                 blocks = blocks_of_queries(tiles[0], first, stop - first, config) if tiles else None
                 self._observe(layer, part, text, first, config, lse, blocks)
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 2) for x in zip(*parts, strict=True))
-        out, lse = out.reshape(q.shape), lse.reshape(q.shape[:3])
-        return out if sinks is None else sinks.merge(out, lse)[0]
+        return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
     def _of_layer(self, layer: int) -> AttentionConfig:
         scorer = self._config.scorer.in_layer(layer)

@@ -29,7 +29,7 @@ class InPlace:
         """None: a CUDA graph would not ask."""
 
 
-class Watched(InPlace):
+class AttentionProbe(InPlace):
     """A cache of blocks that is read as ever, and in each layer is asked once more: for the scores of all keys.
 
     Where the text is longer than the model's positions, all blocks are scored as if they stood in the last of the k + 1

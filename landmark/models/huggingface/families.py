@@ -110,7 +110,7 @@ def _setting(config: Any, name: str) -> Any:
 def numbers_per_token(model: PreTrainedModel) -> int:
     """Numbers of keys and values that all layers with full attention keep of a token."""
     config, total = text_config(model), 0
-    for number in landmark_layers(model) - set(givers(model)):
+    for number in landmark_layers(model) - set(shared_key_layers(model)):
         own = config.per_layer_config[number]
         heads = getattr(own, "num_key_value_heads", None) or own.num_attention_heads
         total += 2 * heads * head_dim(own)
@@ -134,7 +134,7 @@ def cache_layers(model: PreTrainedModel) -> list[tuple[str, dict[str, Any]]]:
     return list(zip(*get_layer_types_and_kwargs(text_config(model)), strict=True))
 
 
-def givers(model: PreTrainedModel) -> dict[int, int]:
+def shared_key_layers(model: PreTrainedModel) -> dict[int, int]:
     """By the numbers of layers that read another's keys: the layer that has these."""
     modes, kinds = getattr(text_config(model), "kv_sharing_modes", None) or [], layer_types(model)
     having = {kind: number for number, (mode, kind) in enumerate(zip(modes, kinds, strict=False)) if mode == "store"}

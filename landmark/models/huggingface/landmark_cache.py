@@ -35,11 +35,11 @@ from landmark.models.huggingface.cache_layers import Chunk, MemoryLayer, content
 from landmark.models.huggingface.families import (
     cache_layers,
     device_of_layer,
-    givers,
     inverse_frequencies,
     landmark_layers,
     memory_frequencies,
     rotation_of,
+    shared_key_layers,
     sliding_frequencies,
     softcap_of,
     text_config,
@@ -47,7 +47,7 @@ from landmark.models.huggingface.families import (
     unrotated_layers,
 )
 from landmark.models.huggingface.padded_batch import Group, PaddedBatch
-from landmark.models.huggingface.tiny import apart
+from landmark.models.huggingface.tiny import halved
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
 from landmark.utils.weights import weights_digest, weights_state
@@ -79,7 +79,7 @@ class LandmarkCache(Cache):
         observer: Observer | None = None,
     ):
         """An empty cache of a model. settings: of a text with landmarks, or without."""
-        self._kinds, self._givers = cache_layers(model), givers(model)
+        self._kinds, self._shared_keys = cache_layers(model), shared_key_layers(model)
         self._chunk = Chunk()
         super().__init__(layers=self._new_layers())
         alone = MemoryLayer, DummyLayer
@@ -229,12 +229,12 @@ class LandmarkCache(Cache):
             weight = cast(PreTrainedModel, self._model()).get_parameter(scale)
             q, k = q * weight, k / weight
         if self._rotation.neighbours:  # scores are the same in any order of channels
-            q, k = (apart(x, len(self.frequencies)) for x in (q, k))
+            q, k = (halved(x, len(self.frequencies)) for x in (q, k))
         channels = v.shape[-1]
         if channels < k.shape[-1]:
             v = nn.functional.pad(v, (0, k.shape[-1] - channels))
         # A layer that reads another's keys has been given the chunk's, which are written to the same place once more.
-        return self.memory.attend_in(self._givers.get(layer, layer), q, k, v, scoring, sinks)[..., :channels]
+        return self.memory.attend_in(self._shared_keys.get(layer, layer), q, k, v, scoring, sinks)[..., :channels]
 
     def _put(self, others: Mapping[int, Any]) -> None:
         for number, layer in others.items():
@@ -245,7 +245,7 @@ class LandmarkCache(Cache):
     @property
     def num_stored(self) -> int:
         """Layers whose keys the memory has, once a text is read."""
-        return len(self.landmark_layers - set(self._givers))
+        return len(self.landmark_layers - set(self._shared_keys))
 
     def took_token(self) -> None:
         """Inside `reading_chunk`: note that all layers have attended, as a CUDA graph cannot."""

@@ -212,7 +212,7 @@ def turn(x: Tensor, distance: Tensor, frequencies: Tensor, neighbours: bool) -> 
     pairs = len(frequencies)
     if 2 * pairs > x.shape[-1]:
         return None
-    x = apart(x, pairs) if neighbours else x
+    x = halved(x, pairs) if neighbours else x
     angle = distance[:, None] * frequencies
     first, second, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
     turned = [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()]
@@ -220,11 +220,11 @@ def turn(x: Tensor, distance: Tensor, frequencies: Tensor, neighbours: bool) -> 
     return together(torch.cat(turned, -1), pairs) if neighbours else torch.cat(turned, -1)
 
 
-def apart(x: Tensor, pairs: int) -> Tensor:
+def halved(x: Tensor, pairs: int) -> Tensor:
     """Queries or keys (…, d), whose first channels are pairs of neighbours, with elements i and i + pairs as a pair."""
     return torch.cat([x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2], x[..., 2 * pairs :]], -1)
 
 
 def together(x: Tensor, pairs: int) -> Tensor:
-    """The opposite of `apart`."""
+    """the opposite of `halved`."""
     return torch.cat([torch.stack(x[..., : 2 * pairs].chunk(2, -1), -1).flatten(-2), x[..., 2 * pairs :]], -1)

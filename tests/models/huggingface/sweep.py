@@ -62,7 +62,7 @@ def model_of(kind, **changes):
 
 def kinds(model):
     """What the layers of a model are, in words."""
-    config, shared = families.text_config(model), set(families.givers(model))
+    config, shared = families.text_config(model), set(families.shared_key_layers(model))
     types = [f"{kind}_of_shared_keys" if n in shared else kind for n, kind in enumerate(families.layer_types(model))]
     said = [", ".join(dict.fromkeys(types)).replace("_", " ")]
     rotation, layers = families.rotation_of(model), families.landmark_layers(model)

@@ -276,8 +276,9 @@ def main() -> None:
             write_atomic(out, made.to_csv(index=False, float_format="%.6f").encode())
             said = "\n".join([table(made), "", *compared(made), ""])
             write_atomic(out.with_suffix(".md"), said.encode())
-            files = sorted(given.out.glob("*.csv"))
-            write_atomic(given.out / "equal_keys.png", draw({file.stem: pd.read_csv(file) for file in files}))
+            frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"))}
+            tables = {name: each for name, each in frames.items() if "difference" in each}
+            write_atomic(given.out / "equal_keys.png", draw(tables))
     for name, _ in chosen:
         shutil.rmtree(work / f"text-{name}", ignore_errors=True)
 

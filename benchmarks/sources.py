@@ -2,8 +2,8 @@
 
     python -m benchmarks.sources MODEL --data ../shared/data
 
-MODEL: a folder of transformers, or a .gguf file. Each book of experiments/sources/questions.json is read once: ten
-stretches around its ten passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
+MODEL: a folder of transformers, or a .gguf file. Each book of `--questions` is read once: ten stretches around its ten
+passages (`--tokens`, in all), or the whole book (`--tokens 0`). Then each question is asked,
 and answered in 24 tokens, of its book or (`--together`) of all `--books` in one memory, read one after the other or
 apart. What was read and recorded stays in `--work`, so that the command goes on where it stopped.
 `--needles TASK --books 1015`: passkey, or a task of RULER with essays of these books, in place of questions.
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of pg19-mini")
     parser.add_argument("--tokens", type=int, default=8192, help="of the stretches of a book; 0: whole books")
+    parser.add_argument("--questions", type=Path, default=QUESTIONS / "questions.json", help="file of questions")
     parser.add_argument("--books", type=lambda text: text.split(","), help="numbers of some books")
     parser.add_argument("--together", choices=("apart", "in_order"), help="how all books are read into one memory")
     parser.add_argument("--needles", metavar="TASK", help="passkey, or a task of RULER, in place of questions")
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read and recorded")
     parser.add_argument("--out", type=Path, default=QUESTIONS / "results", help="folder of the CSV")
     given = parser.parse_args()
-    content, books = json.loads((QUESTIONS / "questions.json").read_text("utf-8")), list[Book]()
+    content, books = json.loads(given.questions.read_text("utf-8")), list[Book]()
     model, tokenizer = load(given.model)
     answering, known = Answering(model, tokenizer, most_bytes=1), PretrainedTokenizer(tokenizer)
     place, names = given.work / f"{Path(given.model).stem}-{given.tokens}", given.books or [*content["books"]]
@@ -221,7 +222,8 @@ def main() -> None:
         books = [Together(books, given.together, place)]
     frame: Any = pd.DataFrame([row for book in books for row in ranks_of(book, model.landmarks.block_size)])
     given.out.mkdir(parents=True, exist_ok=True)
-    parts = Path(given.model).stem, given.needles, str(given.tokens or "books"), given.together and place.name
+    others = "" if given.questions.name == "questions.json" else given.questions.stem
+    parts = Path(given.model).stem, others, given.needles, str(given.tokens or "books"), given.together and place.name
     file = given.out / f"{'-'.join(filter(None, parts))}.csv"
     write_atomic(file, frame.to_csv(index=False).encode())
     print(f"{table(frame)}\n\nwritten: {file}")

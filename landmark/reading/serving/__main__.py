@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.reading.serving.memories import ServerSettings
+from landmark.utils.collection import without_collection
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_named, write_atomic
 from landmark.utils.hardware import leave_busy_cores
@@ -62,9 +63,10 @@ def main() -> None:
             from landmark.reading.serving.app import make_app
         except ImportError as error:
             raise UserError(f"{error.name} is not installed: pip install 'landmark[serve]'") from error
-        from landmark.models.huggingface import load, use_landmarks
+        with without_collection():
+            from landmark.models.huggingface import load, use_landmarks
 
-        model, tokenizer = load(given.model, given.bits, device_map=given.device, dtype=given.dtype)
+            model, tokenizer = load(given.model, given.bits, device_map=given.device, dtype=given.dtype)
         if given.landmarks is not None:
             use_landmarks(model, given.landmarks, given.gates)
         if said := leave_busy_cores():

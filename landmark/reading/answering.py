@@ -118,13 +118,13 @@ class Answering:
         piece (None: as the model was wrapped). Raises Gone where nobody waits any more.
         """
         length, logits, ids = ids.shape[1], None, ids.to(self.model.device)
-        most = partial(self._most, of_answer, largest)
-        steps, read = read_text(self.model, ids, cache, most=most), 0
+        most = read = 0
+        steps = read_text(self.model, ids, cache, most=lambda: most)
         while read < length:
             before = read
             with self._turn(gone, is_long=not of_answer or length > SHARED):
-                started = time.perf_counter()
-                with self._layer_by_layer(before, min(length, before + most()), length, within):
+                most, started = self._most(of_answer, largest), time.perf_counter()
+                with self._layer_by_layer(before, min(length, before + most), length, within):
                     read, logits = next(steps)
                 if logits is not None:
                     logits = logits[:, -1].to(torch.promote_types(logits.dtype, torch.float32), copy=True)

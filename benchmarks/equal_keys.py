@@ -268,7 +268,7 @@ def main() -> None:
                     with file.with_suffix(".tmp").open("wb") as opened:
                         np.savez(opened, losses=losses, seconds=seconds)
                     file.with_suffix(".tmp").rename(file)
-                found = np.load(file)
+                found = np.load(file, allow_pickle=False)
                 losses, seconds = found["losses"], float(found["seconds"])
                 measured.append({"text": name, **vars(row), "losses": losses, "seconds": seconds})
                 print(name, *vars(row).values(), losses.mean(), flush=True)

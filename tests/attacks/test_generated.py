@@ -1,4 +1,4 @@
-"""200 bad commands and 200 damaged files, drawn: none ends in a traceback, with a wrong number, or never.
+"""100 bad commands and 100 damaged files, drawn: none ends in a traceback, with a wrong number, or never.
 ATTACK_SEED=… draws others, ATTACK_COUNT=… draws more."""
 
 import contextlib
@@ -39,7 +39,7 @@ from tests.configurations import compose_conf
 from tests.saved import hash_again, saved_run
 from tests.workplace import Workplace, run_task
 
-COUNT = int(os.environ.get("ATTACK_COUNT", 200))  # of each kind
+COUNT = int(os.environ.get("ATTACK_COUNT", 100))  # of each kind
 SECONDS = 120  # after which a case counts as one that never ends
 SEED = int(os.environ.get("ATTACK_SEED", 0))
 VALUES = ("nan", "inf", "-inf", "-1", "0", "1e30", "1e-320", "99999999999999999999", "''", "null", "[]", "[null]")

@@ -35,7 +35,6 @@ from landmark.experiment.results.charts import (
     point,
     reference,
 )
-from landmark.memory.blocks.scorer import BlockScorer, scorer_of
 from landmark.models.huggingface import load
 from landmark.utils.files import write_atomic
 from landmark.utils.significance import LEAST
@@ -54,21 +53,9 @@ RULES: dict[str, Any] = {  # in the order of the picture's legend
     "chance": "random",
 }
 HEADS = {"group": "per_token_and_group", "head": "per_token_and_head"}
-KEYS = ("rule", "heads", "blocks")
+KEYS, LAYERS = ("rule", "heads", "blocks"), ", layers "
 STRETCH = 64  # tokens of a unit, where texts are few
 FIRST = ("mean key", "exact share", "smallest and largest keys", "last blocks")
-
-
-@dataclass(frozen=True)
-class InLayers(BlockScorer):
-    """A rule in some layers, and another in the others."""
-
-    layers: range
-    inside: str
-    outside: str
-
-    def in_layer(self, layer: int) -> BlockScorer:
-        return scorer_of(self.inside if layer in self.layers else self.outside)
 
 
 @dataclass(frozen=True)
@@ -83,11 +70,11 @@ class Row:
     def settings(self) -> dict[str, Any]:
         if self.rule == ALL:
             return {"k": 1 << 20}
-        name, _, layers = self.rule.partition(", layers ")
+        name, _, layers = self.rule.partition(LAYERS)
         scorer = RULES[name]
         if layers:
             first, last = map(int, layers.split(" to "))
-            scorer = InLayers(range(first, last + 1), scorer, RULES["mean key"])
+            scorer = {"name": "in_layers", "rule": scorer, "first": first, "last": last}
         return {"k": self.blocks, "scorer": scorer, "granularity": HEADS[self.heads]}
 
 
@@ -251,7 +238,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of a text")
     parser.add_argument("--last", type=int, default=512, help="tokens that choose blocks")
     parser.add_argument("--out", type=Path, default=EXPERIMENTS / "equal_keys" / "results", help="folder of the CSV")
+    parser.add_argument(
+        "--rules", nargs="+", help="these alone, with 8 blocks, as 'mean key' 'exact share, layers 0 to 5'"
+    )
     given = parser.parse_args()
+    if unknown := [rule for rule in given.rules or () if rule.partition(LAYERS)[0] not in RULES]:
+        parser.error(f"--rules: {unknown[0]} must be one of {', '.join(RULES)}, perhaps with '{LAYERS}FIRST to LAST'")
     use_threads()
     stem = Path(given.model).stem
     work, out = given.work / stem, given.out / f"{stem}.csv"
@@ -259,7 +251,8 @@ def main() -> None:
     model, tokenizer = load(given.model, dtype=torch.bfloat16)
     reading, measured = Reading(model, given.tokens, given.last, work), []
     chosen = list(texts(given.data, tokenizer, given.tokens, given.texts))
-    for stage in stages(len(model.model.layers)):
+    rows = [[Row(ALL), *map(Row, given.rules)]] if given.rules else stages(len(model.model.layers))
+    for stage in rows:
         for name, ids in chosen:
             for row in stage:
                 file = work / f"{name}-{row.rule}-{row.heads}-{row.blocks}.npz".replace(" ", "_")

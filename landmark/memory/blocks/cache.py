@@ -597,7 +597,10 @@ class BlockCache:
         read = {SIZE: self.block_size, K: self.k, "retrieval.first": self.first, "memory.window": self.window}
         read |= {"memory.dense": self._dense_on(device.type), "positions.mapping": self._mapping}
         scorer = self.scorer.saved()
-        scorer = scorer if isinstance(scorer, str) else str(scorer["name"])
+        if not isinstance(scorer, str):  # a file has another place elsewhere: who made the landmarks is checked
+            own = {name: "null" if x is None else x for name, x in scorer.items() if name != "file"}
+            scorer = ", ".join(f"{name}: {x}" for name, x in own.items())
+            scorer = str(own["name"]) if len(own) == 1 else f"{{{scorer}}}"
         granularity = "per_token_and_head" if self._config.alone else "per_token_and_group"
         read |= {"retrieval.granularity": granularity}
         return read | {"retrieval.scorer": scorer, "retrieval.gates": self._config.gates}

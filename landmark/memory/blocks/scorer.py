@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -89,7 +89,22 @@ def scorer_of(said: str | Mapping[str, Any] | BlockScorer) -> BlockScorer:
     if unknown := sorted(given.keys() - {item.name for item in fields(kind)}):
         known = ", ".join(item.name for item in fields(kind)) or "none"
         raise UserError(f"{KEY}={said}: {name} has no setting {', '.join(unknown)}; it has {known}")
+    for field, wanted in get_type_hints(kind).items():
+        if field in given and not _is_of(given[field], wanted):
+            raise UserError(
+                f"{KEY}={said}: {field}={given[field]} must be of type {getattr(wanted, '__name__', wanted)}"
+            )
     try:
         return kind(**given)
     except TypeError as error:
         raise UserError(f"{KEY}={said}: {error}") from error
+
+
+def _is_of(value: Any, wanted: Any) -> bool:
+    """Whether a setting has the type of its field; of types that are no plain ones nothing is known."""
+    kinds = get_args(wanted) or (wanted,)
+    if any(not isinstance(kind, type) for kind in kinds):
+        return True
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))

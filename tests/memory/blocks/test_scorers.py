@@ -105,3 +105,41 @@ def test_bounds_of_keys_do_not_turn():
 def test_parts_divide_a_block():
     with pytest.raises(UserError, match=r"retrieval.scorer=parts: tokens=5 must divide model.block_size=8"):
         scorer_of({"name": "parts", "tokens": 5}).check_model(lambda: None, BLOCK)
+
+
+def test_a_rule_may_be_of_some_layers():
+    scorer = scorer_of({"name": "in_layers", "rule": "quest", "first": 2, "last": 3})
+    assert [scorer.in_layer(layer).saved() for layer in range(5)] == [
+        "mean_key",
+        "mean_key",
+        "quest",
+        "quest",
+        "mean_key",
+    ]
+    to_the_last = scorer_of({"name": "in_layers", "rule": "quest", "first": 2})
+    assert to_the_last.in_layer(99).saved() == "quest"
+    with pytest.raises(UserError, match="tokens=8 must divide"):
+        scorer_of({"name": "in_layers", "rule": "parts", "first": 2}).check_model(lambda: None, 12)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("first", "x"), ("first", True), ("last", 1.5), ("rule", 3)])
+def test_a_setting_of_another_type_is_refused(setting, value):
+    said = {"name": "in_layers", "rule": "quest", "first": 2, setting: value}
+    with pytest.raises(UserError, match=f"{setting}={value} must be of type"):
+        scorer_of(said)
+
+
+def test_a_memory_says_with_which_rule_it_was_read(tmp_path):
+    """Settings of a rule too, in the form that the command line takes."""
+    pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+    from tests.models.huggingface.conftest import FREE, wrapped_model
+
+    rule = {"name": "in_layers", "rule": "best_token", "first": 1}
+    model = wrapped_model("llama", **FREE)
+    memory = model.new_memory(scorer=rule)
+    model(torch.arange(60)[None], past_key_values=memory)
+    memory.save(tmp_path / "memory")
+    model.new_memory(scorer=rule).load(tmp_path / "memory")
+    said = r"set retrieval.scorer=\{name: in_layers, rule: best_token, first: 1, last: null\}"
+    with pytest.raises(UserError, match=said):
+        model.new_memory(scorer={**rule, "first": 2}).load(tmp_path / "memory")

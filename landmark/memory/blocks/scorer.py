@@ -89,7 +89,7 @@ def scorer_of(said: str | Mapping[str, Any] | BlockScorer) -> BlockScorer:
     if unknown := sorted(given.keys() - {item.name for item in fields(kind)}):
         known = ", ".join(item.name for item in fields(kind)) or "none"
         raise UserError(f"{KEY}={said}: {name} has no setting {', '.join(unknown)}; it has {known}")
-    for field, wanted in get_type_hints(kind).items():
+    for field, wanted in _types_of(kind).items():
         if field in given and not _is_of(given[field], wanted):
             raise UserError(
                 f"{KEY}={said}: {field}={given[field]} must be of type {getattr(wanted, '__name__', wanted)}"
@@ -98,6 +98,14 @@ def scorer_of(said: str | Mapping[str, Any] | BlockScorer) -> BlockScorer:
         return kind(**given)
     except TypeError as error:
         raise UserError(f"{KEY}={said}: {error}") from error
+
+
+def _types_of(kind: type) -> dict[str, Any]:
+    """The types of a scorer's fields; none where its module imports some for type checkers alone."""
+    try:
+        return get_type_hints(kind)
+    except NameError:
+        return {}
 
 
 def _is_of(value: Any, wanted: Any) -> bool:

@@ -6,6 +6,7 @@ help in the second (experiments/equal_keys).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from landmark.memory.blocks.scorer import BlockScorer, scorer_of
 from landmark.memory.blocks.scorers.mean_key import Scorer as MeanKey
@@ -19,9 +20,13 @@ class Scorer(BlockScorer):
     first: int
     last: int | None = None
 
+    @cached_property
+    def _inside(self) -> BlockScorer:
+        return scorer_of(self.rule)  # asked for in each layer, for each token
+
     def in_layer(self, layer: int) -> BlockScorer:
         is_inside = self.first <= layer and (self.last is None or layer <= self.last)
-        return scorer_of(self.rule).in_layer(layer) if is_inside else MeanKey()
+        return self._inside.in_layer(layer) if is_inside else MeanKey()
 
     def check_model(self, digest: Callable[[], str | None], block_size: int) -> None:
-        scorer_of(self.rule).check_model(digest, block_size)
+        self._inside.check_model(digest, block_size)

@@ -44,6 +44,7 @@ class Documents(Source):
         self._documents: dict[str, int] = {}  # by file, when it has been read
         self._left_out: dict[str, str] = {}  # why, by file
         self._converted: dict[Path, str] = {}  # the texts of files that are no plain text
+        self._room = _KEPT
         self._files = _visible(root) if files is None else files
         if files is None:
             self._leave_out(
@@ -127,8 +128,8 @@ class Documents(Source):
     def _converted_text(self, path: Path) -> str:
         if (text := self._converted.get(path)) is None:
             text = read_document(path).text
-            if sum(map(len, self._converted.values())) + len(text) <= _KEPT:
-                self._converted[path] = text
+            if len(text) <= self._room:
+                self._converted[path], self._room = text, self._room - len(text)
         return text
 
     def _leave_out(self, is_kept: Callable[[Path], bool], reason: str) -> None:

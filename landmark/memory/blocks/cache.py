@@ -425,8 +425,9 @@ class BlockCache:
 
     def append(self, other: "BlockCache", settled: int | None = None) -> None:
         """Let a text that another memory has read alone follow: its keys are turned to the positions that it now has.
-        At most its last block is to be read again (`settle`), behind all texts. settled: tokens of it that are not
-        (None: those of whole blocks). Raises UserError for keys of another type; then nothing has changed.
+        Of it at most the last block is to be read again (`settle`), behind all texts. settled: its first tokens that
+        are not read again (None: those of whole blocks). Raises UserError for keys of another type; then nothing has
+        changed.
         """
         types = {x.keys.dtype for each in (self, other) for x in each.layers.values()}
         if len(types) > 1:
@@ -443,9 +444,8 @@ class BlockCache:
                 keys = self._rotation(keys[:, None], torch.tensor([start], device=keys.device))[:, 0]
             own.write(start, keys, values, self._rounded(start + other.position), self._expected)
         self.position += other.position
-        self.settled = self._whole(start + other.settled) if start else other.settled
-        if settled is not None:
-            self.settled = start + settled
+        whole = self._whole(start + other.settled) if start else other.settled
+        self.settled = whole if settled is None else start + settled
         behind = (start + end for end in (*other.ends[:-1], other.position))
         self.ends = (*self.ends[:-1], start, *behind) if start else other.ends
         self._chunks += other._chunks

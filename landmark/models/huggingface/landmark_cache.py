@@ -86,7 +86,7 @@ class LandmarkCache(Cache):
         self._numbers_of_others = [n for n, layer in enumerate(self.layers) if type(layer) not in alone]
         self.landmark_layers, self._unrotated = landmark_layers(model), unrotated_layers(model)
         self.frequencies, self._rotation = inverse_frequencies(model), rotation_of(model)
-        self.memory = _new_memory(model, block_size, settings, observer)
+        self.memory = self._new_memory(model, block_size, settings, observer)
         self._local = getattr(getattr(model, "landmarks", None), "local", 0)
         self._be_of(model)
         self.marks: list[Mark] | None = None
@@ -97,6 +97,29 @@ class LandmarkCache(Cache):
     def _be_of(self, model: PreTrainedModel) -> None:
         self._model = _ModelRef(model)
         self.memory.model = self._model.digest
+
+    def _new_memory(
+        self,
+        model: PreTrainedModel,
+        block_size: int,
+        settings: MemorySettings | BlockCacheSettings,
+        observer: Observer | None,
+    ) -> TextMemory:
+        """A memory of a text with landmarks, or without."""
+        if isinstance(settings, MemorySettings):
+            keys = Keys(0.0, "token", memory_frequencies(model), self._unrotated)
+            scoring = Scoring(softcap=softcap_of(model))
+            return memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
+        memory = BlockCache(
+            block_size,
+            **vars(settings),
+            positions=getattr(text_config(model), "max_position_embeddings", None),
+            frequencies=self.frequencies,
+            unrotated_layers=self._unrotated,
+            observer=observer,
+        )
+        memory.scorer.check_model(lambda: weights_digest(model), block_size)
+        return memory
 
     def _new_layers(self) -> list[Any]:
         return new_layers(self._kinds, self._chunk)
@@ -500,26 +523,6 @@ class LandmarkCache(Cache):
             "PEFT's prefix tuning puts keys before a text, which a landmark memory does not have: generate without "
             "landmarks (past_key_values=DynamicCache())"
         )
-
-
-def _new_memory(
-    model: PreTrainedModel, block_size: int, settings: MemorySettings | BlockCacheSettings, observer: Observer | None
-) -> TextMemory:
-    """A memory of a text with landmarks, or without."""
-    unrotated = unrotated_layers(model)
-    if isinstance(settings, MemorySettings):
-        keys, scoring = Keys(0.0, "token", memory_frequencies(model), unrotated), Scoring(softcap=softcap_of(model))
-        return memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
-    memory = BlockCache(
-        block_size,
-        **vars(settings),
-        positions=getattr(text_config(model), "max_position_embeddings", None),
-        frequencies=inverse_frequencies(model),
-        unrotated_layers=unrotated,
-        observer=observer,
-    )
-    memory.scorer.check_model(lambda: weights_digest(model), block_size)
-    return memory
 
 
 def joined(memories: Iterable[LandmarkCache]) -> LandmarkCache:

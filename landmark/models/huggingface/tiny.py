@@ -226,5 +226,5 @@ def halved(x: Tensor, pairs: int) -> Tensor:
 
 
 def together(x: Tensor, pairs: int) -> Tensor:
-    """the opposite of `halved`."""
+    """The opposite of `halved`."""
     return torch.cat([torch.stack(x[..., : 2 * pairs].chunk(2, -1), -1).flatten(-2), x[..., 2 * pairs :]], -1)

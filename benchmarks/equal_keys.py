@@ -229,8 +229,9 @@ def _panel(title: str, made: Any) -> Panel:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.equal_keys", description=__doc__)
+def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """Of what reads texts by rules. name: of the benchmark."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
     parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of books, as .txt files")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read and measured")
@@ -238,6 +239,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of a text")
     parser.add_argument("--last", type=int, default=512, help="tokens that choose blocks")
     parser.add_argument("--out", type=Path, default=EXPERIMENTS / "equal_keys" / "results", help="folder of the CSV")
+    return parser
+
+
+def main() -> None:
+    parser = new_parser("equal_keys", __doc__)
     parser.add_argument(
         "--rules", nargs="+", help="these alone, with 8 blocks, as 'mean key' 'exact share, layers 0 to 5'"
     )

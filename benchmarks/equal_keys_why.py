@@ -10,7 +10,6 @@ ones alone, which counts where heads choose together. One CSV has a line for eac
 Another, `-predictions`, has the divergence of each rule's predictions from those with all keys, in nats a token.
 """
 
-import argparse
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.equal_keys import ALL, HEADS, Reading, Row, texts
+from benchmarks.equal_keys import ALL, HEADS, Reading, Row, new_parser, texts
 from benchmarks.settings import use_threads
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.scorer import scorer_of
 from landmark.memory.blocks.shares import InPlace
 from landmark.models.huggingface import load
 from landmark.utils.files import write_atomic
-from landmark.utils.source_tree import EXPERIMENTS
 
 RULES = ("mean_key", "quest", "exact", "recent")
 STEP = 8
@@ -98,16 +96,9 @@ def divergences(reading: Reading, name: str, ids: Tensor, blocks: int) -> list[d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.equal_keys_why", description=__doc__)
-    parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
-    parser.add_argument("--data", type=Path, required=True, help="folder of books, as .txt files")
-    parser.add_argument("--work", type=Path, required=True, help="folder of what was read")
-    parser.add_argument("--texts", type=int, default=12)
+    parser = new_parser("equal_keys_why", __doc__)
     parser.add_argument("--few", type=int, default=2, help="of these texts, the first")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--last", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=EXPERIMENTS / "equal_keys" / "results", help="folder of the CSV")
     given = parser.parse_args()
     use_threads()
     stem, found, predicted = Path(given.model).stem, list[dict[str, Any]](), list[dict[str, Any]]()

@@ -87,9 +87,13 @@ def of_transformers(experiment, output):
         return [*given, *TEXT, "train.length=100"]
     amount = {"pretrained_passkey": ["eval.generated=1"], "pretrained_tuned": TEXT[:2]}.get(experiment, TEXT)
     given = _free([*given, *amount, "eval.prompts=1"], to_config(compose_few([*given, *amount])))
-    if experiment == "pretrained_taught" and not (output / "landmarks.safetensors").exists():
+    if experiment == "pretrained_taught":
+        given += ["seeds=[0,1]"]
         taught = [*given, "task=teach", "row=gates_512", "teach.steps=2", "teach.length=128"]
-        app.run(to_config(compose_few(taught)), taught, compose_few)
+        if not (output / "landmarks-0.safetensors").exists():
+            app.run(to_config(compose_few(taught)), taught, compose_few)
+        files = [output / f"landmarks-{seed}.safetensors" for seed in (0, 1)]
+        assert files[0].read_bytes() != files[1].read_bytes()
     return given
 
 
@@ -99,7 +103,7 @@ def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
     config = to_config(compose_few(given))
     app.run(config, given, compose_few)
     said = capsys.readouterr().out
-    assert f"of {len(named(config))} rows evaluated now" in said
+    assert f"of {len(named(config)) * len(config.seeds or [0])} rows evaluated now" in said
     assert list((output / "tables" / experiment).glob("*-*.png"))
 
 

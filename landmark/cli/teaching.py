@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from landmark.cli.command import Command
-from landmark.experiment.runs.jobs import folder_of
+from landmark.experiment.config import Config
+from landmark.experiment.runs.jobs import Inputs, folder_of
 from landmark.experiment.runs.runner import load_trained
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors
@@ -19,13 +20,20 @@ WINDOWS = 8  # of the validation split, on which the loss is said
 
 
 def teach(command: Command) -> None:
-    """Learn landmarks from the text of a corpus. Stopped, and started again, it goes on."""
-    config, inputs = command.only_config(), command.runner.inputs
+    """Learn landmarks from the text of a corpus, of each seed a file. Stopped, and started again, it goes on."""
+    config, configs = command.only_config(), command.rows[0].configs
     if not config.model.as_is or config.model.landmarks is None:
         raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
-    file = Path(str(config.model.landmarks))
-    if file.exists():
-        raise UserError(f"model.landmarks={file}: exists already, delete it or name another file")
+    if len({each.model.landmarks for each in configs}) < len(configs):
+        raise UserError(f"seeds: model.landmarks={config.model.landmarks} is one file: name one with ${{seed}} in it")
+    missing = [each for each in configs if not Path(str(each.model.landmarks)).exists()]
+    if not missing:
+        raise UserError(f"model.landmarks={config.model.landmarks}: exists already, delete it or name another file")
+    for each in missing:
+        _teach(each, Path(str(each.model.landmarks)), command.runner.inputs)
+
+
+def _teach(config: Config, file: Path, inputs: Inputs) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     corpus = cast("Corpus", inputs.corpus(config))
     from landmark.models.huggingface.teaching import Teaching, TeachSettings, window

@@ -90,6 +90,7 @@ def _has_sources(config: Config) -> bool:
 def _has_seed(config: Config) -> bool:
     is_drawn = config.task in ("generate", "chat", "teach")
     is_drawn = is_drawn or (config.retrieval.scorer == "random" and not config.model.as_is)
+    is_drawn = is_drawn or config.model.landmarks is not None  # whose file may be of ${seed}
     return _is_trained_here(config) or is_drawn
 
 

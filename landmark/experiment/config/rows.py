@@ -83,7 +83,7 @@ def select(
         job = started()
         if job.number is None:  # a sweep has checked all jobs together
             _check_own(config, overrides)
-        return [_row(cell_names([job.values])[0] or config.name, config, overrides, check)]
+        return [_row(cell_names([job.values])[0] or config.name, config, overrides, composer, check)]
     names = [config.row] if config.row is not None else list(texts)
     own_alone = ("row", "rows", "task")
     shared = [each.input_line or "" for each in parse(overrides) if each.key_or_group not in own_alone]
@@ -113,7 +113,7 @@ def _composed(name: str, texts: dict[str, str], shared: list[str], composer: Com
     """A row of an experiment. shared: overrides of all rows. Raises UserError, which names it."""
     own = _split(name, texts[name])
     try:
-        row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check)
+        row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], composer, check)
         row = replace(row, configs=[_with_start(one, texts, shared, composer) for one in row.configs])
         _check_own(row.configs[0], own)
     except (HydraException, OmegaConfBaseException, UserError) as error:
@@ -193,12 +193,16 @@ def _check_own(config: Config, overrides: Sequence[str]) -> None:
         raise fault
 
 
-def _row(name: str, config: Config, overrides: list[str], check: Check) -> Row:
+def _row(name: str, config: Config, overrides: list[str], composer: Compose, check: Check) -> Row:
     if config.start_run is not None:
         raise UserError("start_run: is filled in, name the row to start from by start=")
     check(config)
-    seeds = [config.seed] if config.seeds is None else config.seeds
-    return Row(name, overrides, [replace(resolve(config), seed=seed, seeds=None) for seed in seeds])
+    configs = [config]
+    if config.seeds is not None and config.run is not None:  # which has its own settings
+        configs = [replace(config, seed=seed) for seed in config.seeds]
+    elif config.seeds is not None:  # anew, because a setting may be of ${seed}
+        configs = [to_config(composer([*overrides, f"seed={seed}"])) for seed in config.seeds]
+    return Row(name, overrides, [replace(resolve(each), seeds=None) for each in configs])
 
 
 def _with_start(config: Config, texts: dict[str, str], shared: list[str], composer: Compose) -> Config:

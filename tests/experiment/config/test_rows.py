@@ -29,6 +29,9 @@ def chosen(composer):
 def test_row_is_the_command_line_and_its_own_overrides_and_braces_give_one_for_every_combination(chosen):
     (row,) = chosen("seeds=[3,4]", rows={"a": "model=transformer"})
     assert [config.seed for config in row.configs] == [3, 4]
+    for of_all, rows in ([["retrieval.k=${seed}"], None], [[], {"a": "model=landmark retrieval.k=${seed}"}]):
+        (row,) = chosen("seeds=[3,4]", *of_all, rows=rows)
+        assert [config.retrieval.k for config in row.configs] == [3, 4]
     rows = chosen("size=nano", "train.steps=7", rows={"a": "model=transformer eval.length=360"})
     config = rows[0].configs[0]
     assert (config.model.kind, config.eval.length, config.train.steps) == ("transformer", 360, 7)

@@ -7,10 +7,14 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.attention import Scoring, Sinks
+from landmark.cli.command import Command
+from landmark.cli.teaching import teach
+from landmark.experiment.config import to_config
 from landmark.memory.blocks.scorers.landmarks import Landmarks
 from landmark.models.huggingface import use_landmarks, wrap
 from landmark.models.huggingface.teaching import Asked, Teaching, TeachSettings, loss_of, window
 from landmark.utils.errors import UserError
+from tests.configurations import compose_conf
 from tests.models.huggingface.conftest import make_model, make_tokenizer
 
 SIZE = 6
@@ -101,6 +105,19 @@ def test_a_teaching_that_was_stopped_goes_on_to_the_same_numbers(tmp_path):
         resumed.done.save(file := tmp_path / f"{number}")
         assert file.read_bytes() == expected.read_bytes()
     assert dict(Landmarks.load(file).taught) == dict(whole.done.taught)
+
+
+def test_each_seed_needs_a_file_and_none_is_taught_twice(tmp_path):
+    def refused(file, text):
+        words = ["task=teach", "model=pretrained", "model.name=x", "model.block_size=6", f"model.landmarks={file}"]
+        words = [*words, "seeds=[0,1]"]
+        with pytest.raises(UserError, match=text):
+            teach(Command.of(to_config(compose_conf(words)), words, compose_conf))
+
+    refused(tmp_path / "one", r"is one file: name one with \$\{seed\} in it")
+    for seed in (0, 1):
+        (tmp_path / f"all-{seed}").touch()
+    refused(tmp_path / "all-${seed}", "exists already")
 
 
 def test_windows_repeat_spans_and_numbers():

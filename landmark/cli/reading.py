@@ -76,7 +76,11 @@ class Question:
     @property
     def unused(self) -> UserError | None:
         """An error that names an override without an effect; None where each has one."""
-        return unused([each.key_or_group for each in parse(self.overrides)], [self.config])
+        keys = [each.key_or_group for each in parse(self.overrides)]
+        of_rows = [key for key in keys if key.startswith(("train.", "data.", "eval.")) and key != "eval.local"]
+        if of_rows:
+            return UserError(f"{of_rows[0]} has no effect here: a question trains nothing, and reads no corpus")
+        return unused(keys, [self.config])
 
 
 @dataclass

@@ -120,6 +120,7 @@ BOOK prompt=Who? prompt_file=[proof.py,no.txt] → prompt_file=no.txt: cannot be
 BOOK prompt=Who? prompt_file=[] → prompt_file=[]: must be a file, or a list of files
 BOOK prompt=Who? "prompt_file={a: b}" → must be a file, or a list of files
 BOOK prompt=Who? prompt_file=taken → prompt_file=taken: cannot be read (Is a directory)
+BOOK prompt=Who? eval.length=512 → eval.length has no effect here: a question trains nothing, and reads no corpus
 BOOK prompt=Who? prompt_file=a.txt memory.save=taken → memory.save=taken: exists already
 BOOK prompt=Who? prompt_file=a.txt memory.save=a.txt/x → a.txt, name another one
 -m TINY retrieval.k=range(1,99999999) → -m: has more than 10,000 combinations

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -235,11 +235,10 @@ class Decoder(LanguageModel):
         landmarks = self.config.landmarks
         if landmarks is None:
             return self.hidden(tokens, memory=memory)
-        if memory is not None and not isinstance(memory, Memory):
-            raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
         if memory is not None and memory.block_size != landmarks.block_size:
-            raise UserError(f"the memory has block_size={memory.block_size}, the model {landmarks.block_size}")
-        position = memory.position if memory is not None else 0
+            had = f"{type(memory).__name__} has block_size={memory.block_size}"
+            raise UserError(f"the {had}, the model {landmarks.block_size}: take new_memory() of the model")
+        position = 0 if memory is None else cast(Memory, memory).position
         assert landmarks.token is not None
         tokens, raw = insert_landmarks(tokens, position, landmarks.block_size, landmarks.token)
         return self.hidden(tokens, memory=memory)[:, raw]
@@ -258,15 +257,15 @@ class Decoder(LanguageModel):
         first block of each window; controlled (B, layers, blocks), landmarks that the context miss token controls;
         positions (B, T), those of the tokens (None: 0…T−1).
         """
+        landmarks = self.config.landmarks
         if memory is None:
             window = self._window(tokens, phase, controlled, positions)
             attend, is_landmark = partial(self._attend_in_window, window), window.is_landmark
         else:
-            attend, is_landmark = memory.attend, None
-            if isinstance(memory, Memory):
-                first = memory.position % (memory.block_size + 1)
-                if first + tokens.shape[1] > memory.block_size:
-                    is_landmark = self._landmarks(tokens, torch.full((1,), first, device=tokens.device))
+            attend, is_landmark, at = memory.attend, None, memory.landmark_at
+            if landmarks is not None and at is not None and at < tokens.shape[1]:
+                first = torch.full((1,), landmarks.block_size - at, device=tokens.device)
+                is_landmark = self._landmarks(tokens, first)
         x = self.embedding(tokens)
         cmt = None if self.cmt is None else self.cmt.weight
         for layer, block in enumerate(self.blocks):

@@ -115,6 +115,11 @@ class Memory:
         return self.block_size + 1
 
     @property
+    def landmark_at(self) -> int:
+        """Tokens that are to come before the next landmark."""
+        return self.block_size - self.position % self.width
+
+    @property
     def tokens_read(self) -> int:
         """Tokens of the text that are committed, without landmarks."""
         return self.position - self.position // self.width

@@ -18,6 +18,8 @@ class RecurrentMemory:
     cached key, because only their differences matter.
     """
 
+    block_size = landmark_at = None  # as of a `Memory`: it has no landmarks
+
     def __init__(self, cache: int, keys: Keys | None = None):
         """Start with nothing read. keys: how keys are made; None: with rotary positions."""
         if cache < 0:

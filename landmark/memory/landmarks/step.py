@@ -46,6 +46,8 @@ class Step:
     3. `commit` gives the memory the tokens, as if it had read them itself. So both may take turns.
     """
 
+    landmark_at = None  # models whose layers ask for it are not read by steps
+
     def __init__(self, memory: Memory):
         """memory: one that has read something, and with which one `can_step`."""
         self.memory = memory

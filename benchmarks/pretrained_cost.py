@@ -31,8 +31,8 @@ from benchmarks.timing import interleave
 from benchmarks.wrapped import RESULTS, bytes_kept, bytes_of
 from landmark.experiment.data.stdlib import StandardLibrary
 from landmark.models.huggingface import wrap
+from landmark.models.huggingface.chunked_forward import read_text
 from landmark.models.huggingface.folders import folder_of
-from landmark.models.huggingface.reading import read_text
 from landmark.models.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from landmark.cli.reading import folder_of_model, opened, print_lacks, print_sources, sampling_of, with_document
+from landmark.cli.question import folder_of_model, opened, print_lacks, print_sources, sampling_of, with_document
 from landmark.documents import saved_document
 from landmark.experiment.config import Config
 from landmark.experiment.config.schema import MOST_SOURCES

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from landmark import __version__
 from landmark.cli import sweeps, terminal
 from landmark.cli.chat import chat
-from landmark.cli.reading import Question, generate
+from landmark.cli.question import Question, generate
 from landmark.cli.terminal import open_streams, reported
 from landmark.experiment.config import Config, register, to_config
 from landmark.experiment.config.command_line import is_sweep_agent, started
@@ -117,7 +117,7 @@ def carry_out(composed: DictConfig) -> float | None:
     job = started()
     # Processes that train together would lose each other if another job followed one that failed.
     is_last = started_together() is not None and job.launcher is None
-    with reported() if is_last else nullcontext(), sweeps.noted(job) as outcome, _joined() as works, composed_again():
+    with reported() if is_last else nullcontext(), sweeps.noted(job) as outcome, _as_team() as works, composed_again():
         if not works:
             return None
         asked = sweeps.asked_before(job.words) or sweeps.asked_by(to_config(composed), job.words)
@@ -128,14 +128,14 @@ def carry_out(composed: DictConfig) -> float | None:
         return asked.objective
 
 
-def _joined() -> AbstractContextManager[bool]:
+def _as_team() -> AbstractContextManager[bool]:
     """Whether this process has to work: of several that train together the first."""
     if started_together() is None:
         return nullcontext(True)
-    from landmark.experiment.runs.processes import joined
+    from landmark.experiment.runs.processes import as_team
     from landmark.experiment.runs.runner import train_here
 
-    return joined(lambda told: train_here(*told))
+    return as_team(lambda told: train_here(*told))
 
 
 def run(config: Config, overrides: list[str], compose: Compose = compose_job) -> None:

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.cli.reading import Question
+from landmark.cli.question import Question
 from landmark.cli.terminal import report, reported, said
 from landmark.experiment.config import Config, to_config
 from landmark.experiment.config.checks import unused

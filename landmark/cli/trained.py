@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.cli import chat as chats
 from landmark.cli.command import Command
-from landmark.cli.reading import (
+from landmark.cli.question import (
     NO_MEMORY,
     GenerationStatistics,
     Progress,

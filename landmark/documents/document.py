@@ -44,8 +44,8 @@ class Document(NamedTuple):
         return f"{label} {self.text.count(chr(10), start, offset) + 1}" if label.endswith("line") else label
 
     def parts(self) -> list[tuple[int, "Document"]]:
-        """The documents that were `joined`, each with the character at which its text begins in the text of the tokens;
-        one alone is itself.
+        """The documents that were `concatenated`, each with the character at which its text begins in the text of the
+        tokens; one alone is itself.
         """
         names, rest = list[tuple[int, str]](), list(self.places)
         while rest:
@@ -68,7 +68,7 @@ class Document(NamedTuple):
         return found
 
 
-def joined(documents: Sequence[Document]) -> Document:
+def concatenated(documents: Sequence[Document]) -> Document:
     """One after the other, each begun by a line with its name, which its places have too. One alone stays as it is."""
     if len(documents) == 1:
         return documents[0]

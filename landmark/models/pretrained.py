@@ -21,9 +21,9 @@ from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.gguf.file import is_gguf, opened
 from landmark.models.gguf.opening import empty_model
 from landmark.models.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
+from landmark.models.huggingface.chunked_forward import read_text
 from landmark.models.huggingface.families import check_model, head_dim
 from landmark.models.huggingface.folders import folder_of
-from landmark.models.huggingface.reading import read_text
 from landmark.models.huggingface.safe_loading import check_folder, open_model, readable
 from landmark.models.huggingface.wrapping import without_landmarks
 from landmark.models.language_model import LanguageModel, summed_loss

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from landmark.models.huggingface import PrefixCache
+from landmark.models.huggingface.chunked_forward import read_text
 from landmark.models.huggingface.families import decoder_layers, numbers_per_token
 from landmark.models.huggingface.prefixes import Saved
-from landmark.models.huggingface.reading import read_text
 from landmark.models.sampling import Chooser, Sampling, decode_loop
 from landmark.reading.answer import Answer, Delta
 from landmark.reading.chats import Chats

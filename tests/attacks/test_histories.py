@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the optional extra `serve` is not install
 pytest.importorskip("uvicorn", reason="the optional extra `serve` is not installed")
 pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 
-from landmark.cli import chat, reading
+from landmark.cli import chat, question
 from landmark.documents import Document, placed
 from landmark.experiment.config import to_config
 from landmark.models.huggingface import joined, wrap
@@ -286,12 +286,12 @@ class Commands:
     def generate(self, config):
         config.prompt = self.draw.choice(QUESTIONS)
         self.said.append(repr(config.prompt))
-        session = reading.session_of(self.model, self.tokenizer, config)
-        pieces = reading.answered(session, config, reading.GenerationStatistics(), lambda *_: None)
+        session = question.session_of(self.model, self.tokenizer, config)
+        pieces = question.answered(session, config, question.GenerationStatistics(), lambda *_: None)
         self.check("".join(text for _, text in pieces))
 
     def chat(self, config):
-        session = reading.session_of(self.model, self.tokenizer, config)
+        session = question.session_of(self.model, self.tokenizer, config)
         talk, reuse = chat.Conversation(session, config), self.draw.choice((None, 1))
         session.answering.prefixes.most_bytes = reuse or session.answering.prefixes.most_bytes
         for _ in range(self.draw.randint(1, 3)):

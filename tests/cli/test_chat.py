@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.cli import chat, reading
+from landmark.cli import chat, question
 from landmark.documents import Document, read_document, saved_document
 from landmark.models.huggingface import LandmarkModel, wrap
 from landmark.reading import session as sessions
@@ -262,11 +262,11 @@ def test_a_memory_is_continued_in_the_type_in_which_it_was_read(ask, monkeypatch
 def test_weights_saved_in_half_precision_are_read_so_where_the_processor_has_units(ask, monkeypatch, has_units):
     config = ask.folder / "model" / "config.json"
     write_json(config, {**read_json(config), "dtype": "bfloat16"})
-    monkeypatch.setattr("landmark.cli.reading.has_units", lambda device: has_units)
+    monkeypatch.setattr("landmark.cli.question.has_units", lambda device: has_units)
     kept = ask.folder / "kept"
     told = ask("task=generate", f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={kept}")[1]
     assert ("model.dtype=float32 is exact, slower" in told) == has_units
-    assert reading._dtype_of_memory(kept) == ("bfloat16" if has_units else "float32")
+    assert question._dtype_of_memory(kept) == ("bfloat16" if has_units else "float32")
 
 
 def test_sources_are_passages_of_the_files_with_their_places(ask):

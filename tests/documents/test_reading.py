@@ -18,8 +18,8 @@ from landmark.documents import (
     Document,
     EncodingError,
     beside_memory,
+    concatenated,
     document_of,
-    joined,
     read_document,
     saved_document,
 )
@@ -104,7 +104,7 @@ def test_pages_without_text_are_named_and_a_blank_one_is_no_scan(pages, lacks, c
     document = document_of(files.pdf(*pages), "lease.pdf")
     assert document.lacks == tuple(f"lease.pdf: {each}" for each in lacks)
     assert caplog.messages == [*document.lacks]
-    both = joined([document, Document("b.txt", "Text.")])
+    both = concatenated([document, Document("b.txt", "Text.")])
     assert (both.lacks, both.parts()[0][1].text) == (document.lacks, document.text.rstrip())
     assert [document.place(document.text.index(each)) for each in ("The rent",)] == [f"page {1 + pages.index(LINE)}"]
 
@@ -371,8 +371,8 @@ def test_several_are_one_text_begun_by_their_names_and_a_memory_says_where_each_
     (folder / "a.txt").write_text("One.\nTwo.\n")
     (folder / "b.pdf").write_bytes(files.EACH["pdf"])
     single = read_document(folder / "a.txt")
-    assert joined([single]) == single == Document("a.txt", "One.\nTwo.\n")
-    document = joined([single, read_document(folder / "b.pdf")])
+    assert concatenated([single]) == single == Document("a.txt", "One.\nTwo.\n")
+    document = concatenated([single, read_document(folder / "b.pdf")])
     assert document.text == "a.txt\n\nOne.\nTwo.\n\nb.pdf\n\nA heron stands.\n\nIt waits.\n\n"
     said = {word: document.place(document.text.index(word)) for word in ("a.txt", "Two", "b.pdf", "stands", "waits")}
     assert said == {

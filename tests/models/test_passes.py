@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from landmark.documents import Document
 from landmark.experiment.evaluation.measurement import segment_losses
 from landmark.models.huggingface import wrap
-from landmark.models.huggingface.reading import ChunkedForward
+from landmark.models.huggingface.chunked_forward import ChunkedForward
 from landmark.models.pretrained import Pretrained
 from landmark.models.sampling import Sampling
 from landmark.reading.answering import Answering

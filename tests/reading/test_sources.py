@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from tokenizers.normalizers import NFC
 
 from benchmarks.sources import rank
-from landmark.documents import Document, beside_memory, documents_read, joined, saved_document
+from landmark.documents import Document, beside_memory, concatenated, documents_read, saved_document
 from landmark.documents.document import FILE
 from landmark.documents.patches import Places, differences, file_text
 from landmark.memory.blocks.shares import AttentionProbe
@@ -96,7 +96,7 @@ def test_a_text_in_blocks_is_the_text():
 def test_files_that_were_joined_are_found_again(tmp_path):
     one = Document("a.pdf", "First.\n\nSecond.\n\n", ((0, "page 1"), (8, "page 3")))
     two = Document("b.txt", "Alpha.\nBeta.\n")
-    whole = joined([one, two])
+    whole = concatenated([one, two])
     found = whole.parts()
     assert [document for _, document in found] == [each._replace(text=each.text.rstrip()) for each in (one, two)]
     assert all(whole.text.startswith(document.text, start) for start, document in found)
@@ -111,7 +111,7 @@ def test_files_that_were_joined_are_found_again(tmp_path):
 def read_and_found(model, documents, question, most, alone=False, tokenizer=None):
     """What is found in a memory of documents that has answered a question, and the memory's answering."""
     answering = Answering(model, tokenizer or make_tokenizer())
-    whole = joined(documents)
+    whole = concatenated(documents)
     before = answering.ids(whole.text)
     document = whole.as_read(answering.chats.decode(before))
     ids, null = (answering.ids(each, False) for each in (question, "N/A"))
@@ -183,8 +183,8 @@ def test_places_are_the_files_also_where_a_tokenizer_composes_accents(tmp_path):
             assert text[each.start : each.end] == each.text
             assert each.place == ("page 2" if each.start >= text.index("Le ze") else "page 1")
         assert "Le zèbre dort à Quito." in {unicodedata.normalize("NFC", each.text) for each in found.sources}
-        read = unicodedata.normalize("NFC", joined(files).text)
-        document = joined(files).as_read(read)
+        read = unicodedata.normalize("NFC", concatenated(files).text)
+        document = concatenated(files).as_read(read)
         (tmp_path / FILE).write_bytes(beside_memory(document, None)[FILE])
         assert saved_document(tmp_path, f"{read} and a chat") == document
 

@@ -38,7 +38,7 @@ def device_count(config: Config) -> int:
 
 
 @contextmanager
-def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
+def as_team(follow: Callable[[Any], object]) -> Iterator[bool]:
     """Whether this process has to work. Before, one that is not the first calls `follow` with each thing that the first
     tells. Raises UserError where a process does not come, and where the connection with one is lost.
     """
@@ -91,7 +91,7 @@ def _join(team: Team) -> None:
         dist.init_process_group(backend, rank=team.rank, world_size=team.size, timeout=PATIENCE)
         for use, patience in (("tell", _LONG), ("ask", PATIENCE)):
             _groups[use] = dist.new_group(backend="gloo", timeout=patience)
-    atexit.register(_leave)  # not in `joined`: a later job of this command line uses the same connections
+    atexit.register(_leave)  # not in `as_team`: a later job of this command line uses the same connections
 
 
 def _leave() -> None:

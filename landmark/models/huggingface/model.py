@@ -23,10 +23,16 @@ from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.settings import MemorySettings
 from landmark.memory.retrievals import Observer
 from landmark.models.huggingface.attention import ATTENTION, LandmarkWindow, check_attended, with_landmarks
+from landmark.models.huggingface.chunked_forward import (
+    ChunkedForward,
+    check_ends,
+    check_goes_on,
+    check_positions,
+    last_columns,
+)
 from landmark.models.huggingface.families import check_model, landmark_layers
 from landmark.models.huggingface.landmark_cache import LandmarkCache
 from landmark.models.huggingface.next_token import replaying
-from landmark.models.huggingface.reading import ChunkedForward, check_ends, check_goes_on, check_positions, last_columns
 from landmark.models.huggingface.windows import check_windows
 from landmark.utils.errors import UserError
 from landmark.utils.setting import setting

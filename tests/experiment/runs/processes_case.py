@@ -19,7 +19,7 @@ import torch.distributed as dist
 from landmark.cli.main import main
 from landmark.cli.terminal import reported
 from landmark.experiment.runs import processes
-from landmark.experiment.runs.processes import joined, tell
+from landmark.experiment.runs.processes import as_team, tell
 from landmark.experiment.training.progress_callback import ProgressCallback
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
@@ -37,7 +37,7 @@ def part(folder: Path, case: str) -> None:
     if case == f"{this.rank} is absent":
         sys.exit(3)
     try:
-        with reported(), joined(lambda told: add(case)) as works:
+        with reported(), as_team(lambda told: add(case)) as works:
             if works:
                 lead(case)
     finally:

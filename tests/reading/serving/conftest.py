@@ -15,7 +15,7 @@ pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 import openai
 import uvicorn
 
-from landmark.models.huggingface.reading import ChunkedForward
+from landmark.models.huggingface.chunked_forward import ChunkedForward
 from landmark.reading.serving import app, progress
 from landmark.reading.serving.app import make_app
 from landmark.reading.serving.memories import ServerSettings

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from landmark.models.huggingface import LandmarkCache, wrap
-from landmark.models.huggingface.reading import ChunkedForward
+from landmark.models.huggingface.chunked_forward import ChunkedForward
 from landmark.reading import templates
 from landmark.reading.serving import memories
 from landmark.reading.serving.openai_responses import REFUSED_TOO, Asking

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.documents import document_of
 from landmark.models.huggingface import LandmarkCache, PrefixCache, joined
-from landmark.models.huggingface.reading import ChunkedForward
+from landmark.models.huggingface.chunked_forward import ChunkedForward
 from landmark.reading import answering
 from landmark.reading.answer import Decoding
 from landmark.reading.answering import Answering, finished

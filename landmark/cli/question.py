@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from landmark.documents import Document, document_of, joined, read_document, saved_lacks
+from landmark.documents import Document, concatenated, document_of, read_document, saved_lacks
 from landmark.experiment.config import Config
 from landmark.experiment.config.checks import check_settings, check_task, unused
 from landmark.experiment.config.command_line import started
@@ -312,7 +312,7 @@ def with_document(config: Config) -> Config:
         documents = [_typed() if name == "-" else read_document(str(name)) for name in names]
     except UserError as error:
         raise UserError(f"prompt_file={error}") from error
-    return replace(config, prompt_file=joined(documents))
+    return replace(config, prompt_file=concatenated(documents))
 
 
 def _typed() -> Document:

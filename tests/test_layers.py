@@ -155,3 +155,28 @@ def test_a_command_that_asks_a_book_loads_nothing_of_the_experiments(tmp_path):
     assert own == {"config"}
     assert {"torch", "transformers"} <= asked
     assert not asked & {"lightning", "wandb", "datasets", "altair", "pandas", "tiktoken"}
+
+
+# They stand in for functions of others, which may be called with more; or raise an error whatever they are given.
+STAND_INS = {
+    "cli/sweeps.py": {"on_run_start", "on_run_end", "on_multirun_start", "on_multirun_end"},  # Hydra
+    "experiment/evaluation/harness.py": {"tok_encode", "_loglikelihood_tokens"},  # lm-evaluation-harness
+    "models/huggingface/attention.py": {"_in_window"},  # transformers
+    "models/huggingface/cache_layers.py": {"update"},
+    "models/huggingface/model.py": {"init_continuous_batching"},
+    "models/huggingface/tiny.py": {"record"},
+    "models/language_model.py": {"new_memory"},
+    "models/masked.py": {"new_memory"},
+}
+
+
+def test_no_function_swallows_an_argument_that_it_does_not_know():
+    """What a function takes with ** it hands on to one that knows the names. A renamed argument had been swallowed."""
+    swallow: dict[str, set[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.kwarg is not None:
+                read = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
+                if node.args.kwarg.arg not in read:
+                    swallow.setdefault(str(file.relative_to(PACKAGE)), set()).add(node.name)
+    assert swallow == STAND_INS

@@ -26,11 +26,20 @@ def teach(command: Command) -> None:
         raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
     if len({each.model.landmarks for each in configs}) < len(configs):
         raise UserError(f"seeds: model.landmarks={config.model.landmarks} is one file: name one with ${{seed}} in it")
-    missing = [each for each in configs if not Path(str(each.model.landmarks)).exists()]
+    missing = [each for each in configs if not _is_taught(Path(str(each.model.landmarks)))]
     if not missing:
         raise UserError(f"model.landmarks={config.model.landmarks}: exists already, delete it or name another file")
     for each in missing:
         _teach(each, Path(str(each.model.landmarks)), command.runner.inputs)
+
+
+def _state_of(file: Path) -> Path:
+    """The file from which a teaching goes on; it is deleted last."""
+    return file.with_name(f".{file.name}.teaching")
+
+
+def _is_taught(file: Path) -> bool:
+    return file.exists() and not _state_of(file).exists()
 
 
 def _teach(config: Config, file: Path, inputs: Inputs) -> None:
@@ -40,7 +49,7 @@ def _teach(config: Config, file: Path, inputs: Inputs) -> None:
 
     model, tokenizer = load_trained(config, folder_of(config, inputs), inputs)
     teaching = Teaching(cast(Any, model).bare, TeachSettings(**asdict(config.teach)), config.seed)
-    state = file.with_name(f".{file.name}.teaching")
+    state = _state_of(file)
 
     def encode(number: str) -> list[int]:
         return tokenizer.encode(number).tolist()

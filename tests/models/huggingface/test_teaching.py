@@ -118,6 +118,8 @@ def test_each_seed_needs_a_file_and_none_is_taught_twice(tmp_path):
     for seed in (0, 1):
         (tmp_path / f"all-{seed}").touch()
     refused(tmp_path / "all-${seed}", "exists already")
+    (tmp_path / ".all-1.teaching").touch()  # as one leaves it that was killed before its end
+    refused(tmp_path / "all-${seed}", "file=x: holds no tokenizer")  # it goes on
 
 
 def test_windows_repeat_spans_and_numbers():

@@ -47,42 +47,16 @@ def run_settings(
     """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream. start:
     identity of the weights that it starts from; None: drawn anew. beginning: ids that begin each window.
     """
-    model, train = asdict(config.model).items(), asdict(config.train).items()
-    settings: dict[str, Any] = {
-        "model": {key: value for key, value in model if key not in ("backend", "name") and value is not None},
-        "train": {key: value for key, value in train if key in _OPTIMISATION and value is not None},
-        "seed": config.seed,
-        "tokenizer": tokenizer_hash,
-        "stream": stream_sha256,
-    }
-    settings["model"]["rope_base"] = ROPE_BASE
-    settings["train"] |= dict(zip(("beta1", "beta2"), BETAS, strict=True))
-    if config.train.muon_lr is not None:
-        settings["train"]["optimizer"] = "muon"
-    if config.data.repeats is not None:
-        settings["repeats"] = config.data.repeats
-    if alpha := settings["model"].pop("alpha", None):
-        settings["model"]["joint_softmax"], settings["joint_softmax"] = alpha, ALPHA_VERSION
-    if config.data.tasks is not None:
-        settings["tasks"] = [config.data.tasks, ANSWER_WEIGHT, RULER_SAMPLES_VERSION]
-    if config.data.passkeys is not None:
-        settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
-    if clipping := {key: value for key in CLIPPING if (value := getattr(config.trainer, key)) is not None}:
-        settings["trainer"] = clipping
-    nodes = [node for node in config.callbacks.values() if node and "_target_" in node]
-    if deciding := [node for node in nodes if node["_target_"].rpartition(".")[2] not in _WATCHING]:
-        settings["callbacks"] = deciding
-    if config.model.name is not None:  # its shape is its own
-        settings["model"] = {key: settings["model"][key] for key in _PRETRAINED if key in settings["model"]}
-    if (own := config.model.architecture) is not None and "." in own:
-        settings["module"] = module_sha256(own, "model.architecture")
-    if beginning:
-        settings["beginning"] = list(beginning)
+    settings: dict[str, Any] = {"tokenizer": tokenizer_hash}
     if config.model.as_is:  # nothing is trained
-        read = {"kind": config.model.kind, "as_is": True, **_dtype(config)}
-        settings = {"model": read, "tokenizer": tokenizer_hash}
+        settings["model"] = {"kind": config.model.kind, "as_is": True, **_dtype(config)}
         if config.model.kind == "landmark":
             settings["model"]["block_size"] = config.model.block_size
+    else:
+        settings |= {"model": _model(config), "train": _optimisation(config), "seed": config.seed}
+        settings |= {"stream": stream_sha256} | _training(config)
+        if beginning:
+            settings["beginning"] = list(beginning)
     if start is not None:
         settings["start"] = start
     if config.cmt.enabled:
@@ -90,6 +64,38 @@ def run_settings(
     if config.positions.p_jump > 1:
         settings["positions"] = {"kind": "jumps", "p_jump": config.positions.p_jump}
     return settings
+
+
+def _model(config: Config) -> dict[str, Any]:
+    given = {key: value for key, value in asdict(config.model).items() if value is not None}
+    if config.model.name is not None:  # its shape is its own
+        return {key: given[key] for key in _PRETRAINED if key in given}
+    model = {key: value for key, value in given.items() if key not in ("backend", "name", "alpha")}
+    joint = {"joint_softmax": config.model.alpha} if config.model.alpha else {}
+    return model | joint | {"rope_base": ROPE_BASE}
+
+
+def _optimisation(config: Config) -> dict[str, Any]:
+    given = {key: value for key, value in asdict(config.train).items() if key in _OPTIMISATION and value is not None}
+    muon = {} if config.train.muon_lr is None else {"optimizer": "muon"}
+    return given | dict(zip(("beta1", "beta2"), BETAS, strict=True)) | muon
+
+
+def _training(config: Config) -> dict[str, Any]:
+    """What a training has that most have not."""
+    data, own = config.data, config.model.architecture
+    nodes = [node for node in config.callbacks.values() if node and "_target_" in node]
+    clipping = {key: value for key in CLIPPING if (value := getattr(config.trainer, key)) is not None}
+    settings = {
+        "repeats": data.repeats,
+        "joint_softmax": ALPHA_VERSION if config.model.alpha else None,
+        "tasks": None if data.tasks is None else [data.tasks, ANSWER_WEIGHT, RULER_SAMPLES_VERSION],
+        "passkeys": None if data.passkeys is None else [data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION],
+        "trainer": clipping or None,
+        "callbacks": [node for node in nodes if node["_target_"].rpartition(".")[2] not in _WATCHING] or None,
+        "module": module_sha256(own, "model.architecture") if own is not None and "." in own else None,
+    }
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _dtype(config: Config) -> dict[str, Any]:

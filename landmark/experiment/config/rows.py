@@ -211,7 +211,7 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
         return config
     if config.start not in texts:
         raise UserError(f"start={config.start}: no such row (one of {', '.join(texts)})")
-    base = to_config(composer([*shared, *_split(config.start, texts[config.start])]))
+    base = to_config(composer([*shared, *_split(config.start, texts[config.start]), f"seed={config.seed}"]))
     if base.start is not None:
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
     if base.model.as_is:
@@ -223,7 +223,7 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
     if config.model.name is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
-    return replace(config, start_run=to_saved(replace(resolve(base), seed=config.seed, seeds=None)))
+    return replace(config, start_run=to_saved(replace(resolve(base), seeds=None)))
 
 
 def _split(name: str, text: str) -> list[str]:

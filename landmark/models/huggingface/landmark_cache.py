@@ -317,7 +317,9 @@ class LandmarkCache(Cache):
         self._forget()
         self._state = weights_state(cast(PreTrainedModel, self._model()))
         self.ids = tensors[IDS]
-        if self.ids.ndim != 2 or self.ids.dtype != torch.int64 or self.ids.shape[1] != self.memory.tokens_read:
+        is_settled = self.memory.settled == self.memory.position
+        more = self.ids.shape[-1] - self.memory.tokens_read  # unread, behind what is settled
+        if self.ids.ndim != 2 or self.ids.dtype != torch.int64 or more < 0 or (more and not is_settled):
             raise UserError(f"{folder}/{WINDOWS} is damaged, its ids are not those of the text that was read: {REMEDY}")
         new = self._new_layers()
         settled = {number: new[number] for number in self._numbers_of_others}
@@ -331,7 +333,6 @@ class LandmarkCache(Cache):
                     raise
                 except (LookupError, RuntimeError, ValueError) as error:
                     raise UserError(f"{folder}/{WINDOWS} is damaged in layer {number} ({error}): {REMEDY}") from error
-        is_settled = self.memory.settled == self.memory.position
         self._settled = self.memory.settled, self._copies_of_others() if is_settled else settled
 
     def append(self, other: LandmarkCache) -> None:

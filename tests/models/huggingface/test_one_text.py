@@ -88,10 +88,12 @@ def test_going_on_behind_an_answer_does_not_show(wrapped, ids, tmp_path):
     kept.cache.save(tmp_path / "memory")
     read = kept.cache.get_seq_length()
     assert read == answered.shape[1] - 1  # the last token of an answer is not read
-    loaded = wrapped.new_memory()
+    loaded, again = wrapped.new_memory(), wrapped.new_memory()
     loaded.load(tmp_path / "memory")
     loaded.settle()
-    for cache in (loaded, kept.cache):  # a call with tokens that are known settles the memory itself
+    loaded.save(tmp_path / "settled")  # with tokens that are not read
+    again.load(tmp_path / "settled")
+    for cache in (loaded, again, kept.cache):  # a call with tokens that are known settles the memory itself
         same(after(wrapped, whole[:, read:], cache), expected)
         assert torch.equal(cache.ids, whole)
 

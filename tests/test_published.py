@@ -46,8 +46,8 @@ def measured(files: set[Path]) -> Iterator[tuple[float, float]]:
             yield from ((100 * math.expm1(each), 100 * math.exp(each) * error) for each in (nats, -nats))
     for file in (file.with_suffix(".md") for file in files):
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        for nats, error in re.findall(r"\(([+-][\d.]+) nats a token; ± ([\d.]+)", text):
-            yield float(nats), float(error)
+        for nats, errors in re.findall(r"\(([+-][\d.]+) nats a token; ([^)]*)", text):
+            yield from ((float(nats), float(error)) for error in re.findall(r"± ([\d.]+)", errors))
 
 
 def is_shown(number: str, value: float) -> bool:

@@ -185,8 +185,10 @@ def _measured(table: Table, value: str, found: Mapping[str, Sequence[tuple[Table
         words = [name for name, rows in found.items() if bases & {row.name for row, _ in rows}]
         named = words or (bases if len(bases) == 1 else {"the first row of its length"})
         return f"perplexity against {next(iter(named))}, percent (± paired error)"
+    seeds = {row.seeds for rows in found.values() for row, _ in rows}
+    over = "" if table.seeds == 1 else " over seeds" if min(seeds) > 1 else " over seeds, of one seed over the text"
     return {
-        "perplexity": f"perplexity (± standard error{' over seeds' if table.seeds > 1 else ''})",
+        "perplexity": f"perplexity (± standard error{over})",
         "percent": "percent (95 % interval)",
         "copies": "loss, nats a token (lower is better)",
     }[value]

@@ -267,6 +267,7 @@ def test_the_tokenizer_begins_ends_and_splits_as_the_file_says(tmp_path):
     found, tokenizer = load(file)
     assert found.generation_config.eos_token_id == [2, 261, 260]
     assert tokenizer.chat_template == "{{ messages }}"
+    assert not any(isinstance(value, list) and len(value) > 256 for value in opened(file).keys.values())
     assert tokenizer("a")["input_ids"] == [3 + ord("a")]
     assert tokenizer("<|im_end|>")["input_ids"] == [260]
     assert open_pretrained(file).encode("a b").tolist() == [3 + ord("a"), 259, 3 + ord("b")]

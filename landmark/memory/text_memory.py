@@ -93,6 +93,14 @@ class TextMemory(Protocol):
         """Forget what is not settled, or what is behind an earlier position."""
         ...
 
+    def takes_guesses(self, tokens: int, device: str) -> bool:
+        """Whether so many tokens may come of which `forget` takes some back, and cost less than one by one."""
+        ...
+
+    def forget(self, tokens: int) -> None:
+        """Take back the last tokens, which were guesses."""
+        ...
+
     def token_kernels(self, device: torch.device, layers: int) -> TokenKernels | None:
         """What reads the next token on this device by kernels, once so many layers have read something; None: there are
         no kernels for it.

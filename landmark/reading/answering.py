@@ -17,9 +17,10 @@ from landmark.models.huggingface import PrefixCache
 from landmark.models.huggingface.chunked_forward import read_text
 from landmark.models.huggingface.families import decoder_layers, numbers_per_token
 from landmark.models.huggingface.prefixes import Saved
-from landmark.models.sampling import Chooser, Sampling, decode_loop
+from landmark.models.sampling import Chooser, Sampling, decode_loop, lookup_loop
 from landmark.reading.answer import Answer, Delta
 from landmark.reading.chats import Chats
+from landmark.utils.constants import LEAST_TEMPERATURE
 from landmark.utils.errors import UserError
 
 T = TypeVar("T")
@@ -212,12 +213,17 @@ class Answering:
         logits = yield from self.read(rest, cache, gone)
         choosers = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
         choose = choosers if nats is None else [partial(_weighed, each, nats) for each in choosers]
-        yield from decode_loop(logits, lambda tokens: self._read_token(tokens, cache, gone), choose, most, self.ends)
+        read = partial(self._read_tokens, cache, gone)
+        if len(texts) == 1 and self._has_blocks and sampling.temperature < LEAST_TEMPERATURE:
+            yield from lookup_loop(logits, read, cache, choose[0], texts[0], most, self.ends)
+        else:
+            yield from decode_loop(logits, read, choose, most, self.ends)
 
-    def _read_token(self, tokens: Tensor, cache: Any, gone: threading.Event | None) -> Tensor:
-        """The logits (B, vocabulary) after a token of each answer, (B, 1). Raises Gone."""
+    def _read_tokens(self, cache: Any, gone: threading.Event | None, tokens: Tensor) -> Tensor:
+        """The logits (B·n, vocabulary) after n tokens of each answer, (B, n). Raises Gone."""
         with self._turn(gone):
-            logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            given = {"past_key_values": cache, "use_cache": True, "logits_to_keep": tokens.shape[1]}
+            logits = self.model(tokens, **given).logits.flatten(0, 1)
             return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
     def bytes_of(self, tokens: int) -> int:

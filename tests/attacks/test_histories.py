@@ -63,7 +63,7 @@ def model(request):
 @pytest.fixture
 def recorded(monkeypatch):
     """The ids and the logits of each prompt that is answered."""
-    found, now, steps, follow = [], threading.local(), Answering.steps, answering.decode_loop
+    found, now, steps, follow = [], threading.local(), Answering.steps, answering.lookup_loop
 
     def noted(self, texts, cache, *given):
         now.ids = tuple(texts[0])
@@ -74,7 +74,7 @@ def recorded(monkeypatch):
         return follow(logits, *given)
 
     monkeypatch.setattr(Answering, "steps", noted)
-    monkeypatch.setattr(answering, "decode_loop", followed)
+    monkeypatch.setattr(answering, "lookup_loop", followed)
     return found
 
 

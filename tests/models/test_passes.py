@@ -131,3 +131,35 @@ def test_a_model_with_its_own_cache_answers_and_reads_nothing_twice(monkeypatch)
 def counted(forward, read, input_ids, **given):
     read.append(input_ids.shape[1])
     return forward(input_ids, **given)
+
+
+@pytest.mark.parametrize("dense", [1000, 115])
+def test_guesses_of_an_answer_are_read_together_and_leave_its_tokens_and_memory_as_they_are(passes, dense):
+    """Where all keys are read; the text outgrows the smaller number while the answer is made."""
+    memory, piece = (
+        {"k": 3, "window": 16, "dense": dense},
+        torch.randint(3, 250, (1, 15), generator=torch.Generator().manual_seed(6)),
+    )
+    made = make_model("llama").double()
+    model = wrap(made, make_tokenizer(), landmarks="none", block_size=BLOCK, local=LOCAL, memory=memory)
+    text, answering, caches = torch.cat([piece] * 6 + [piece[:, :7]], 1), Answering(model, make_tokenizer()), []
+    answering.ends = set()
+    for most in (30, 30):
+        caches.append(cache := model.new_memory())
+        cache.marks = []
+        sampling = Sampling(temperature=0 if len(caches) == 1 else 1, top_k=1)  # which is not guessed
+        steps = answering.steps(text.tolist(), cache, sampling, most)
+        caches[-1].found = [step for step in steps if isinstance(step, list)]
+    guessing, plain = caches
+    assert guessing.found == plain.found
+    assert torch.equal(guessing.ids, plain.ids)
+    together = sum(tokens - 1 for tokens, prefill in passes if not prefill and 1 < tokens <= 4)
+    wrong = sum(tokens for tokens, _ in passes) - 2 * (text.shape[1] + 29)
+    assert 0 < wrong <= together
+    assert guessing.memory.settled == plain.memory.settled
+    assert guessing.memory.position == plain.memory.position
+    assert all(mark.tokens <= guessing.settled for mark in guessing.marks)
+    for number, layer in plain.memory.layers.items():
+        own, blocks = guessing.memory.layers[number], guessing.memory.position // BLOCK
+        torch.testing.assert_close((own.keys, own.values), (layer.keys, layer.values))
+        torch.testing.assert_close(own.summaries[:, :blocks], layer.summaries[:, :blocks])

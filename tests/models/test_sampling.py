@@ -5,9 +5,11 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
-from landmark.models.sampling import Chooser, Sampling, decode_loop
+from landmark.models.sampling import Chooser, Sampling, decode_loop, lookup_loop
 from landmark.utils.errors import UserError
 
 
@@ -56,3 +58,54 @@ def test_a_penalty_is_that_of_transformers_also_for_tokens_of_the_answer():
     for (token,) in steps:
         assert token == int(penalise(torch.tensor([text]), logits).argmax())
         text.append(token)
+
+
+class Rule:
+    """A text whose next token follows from its last two, and the cache that reads it."""
+
+    def __init__(self, following, text):
+        self.following, self.read_so_far, self.wrong = following, list(text[:-1]), 0
+        self.first = self.read(torch.tensor([text[-1:]]))
+
+    def read(self, tokens):
+        found = []
+        for token in tokens[0].tolist():
+            self.read_so_far.append(token)
+            found.append(self.following[tuple(self.read_so_far[-2:])])
+        return torch.nn.functional.one_hot(torch.tensor(found), 3).float()
+
+    def takes_guesses(self, tokens):
+        return len(self.read_so_far) + tokens < 40
+
+    def forget(self, tokens):
+        self.wrong += tokens
+        del self.read_so_far[len(self.read_so_far) - tokens :]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 2), min_size=9, max_size=9), st.lists(st.integers(0, 1), min_size=2, max_size=30), st.data()
+)
+def test_guessed_tokens_are_those_that_are_chosen_one_by_one(table, text, data):
+    """Also the memory behind them, and where a caller wants no more: it has read all but the answer's last token."""
+    following = {(a, b): table[3 * a + b] for a in range(3) for b in range(3)}
+    most, ends = data.draw(st.integers(1, 30)), {2} if data.draw(st.booleans()) else set()
+    plain, rule = Rule(following, text), Rule(following, text)
+    choose = Chooser(Sampling(), text)
+    expected = list(decode_loop(plain.first, plain.read, [choose], most, ends))
+    wanted = data.draw(st.integers(1, most))
+    steps, found = lookup_loop(rule.first, rule.read, rule, choose, text, most, ends), []
+    for step in steps:
+        found.append(step)
+        if len(found) == wanted:
+            steps.close()
+    assert found == expected[:wanted]
+    assert rule.read_so_far == [*text, *(token for (token,) in found)][: -1 if len(found) in (most, wanted) else None]
+
+
+def test_a_text_is_guessed_to_go_on_as_it_did_last():
+    rule = Rule({(a, b): (a + b) % 3 for a in range(3) for b in range(3)}, text := [0, 1, 2, 1, 1, 0, 1, 1, 2, 0, 1, 1])
+    steps = lookup_loop(rule.first, rule.read, rule, Chooser(Sampling(), text), text, 12)
+    assert [token for (token,) in steps] == [2, 0, 2, 2, 1, 0, 1, 1, 2, 0, 2, 2]
+    assert 0 < rule.wrong < 12  # some guesses were right, some wrong
+    assert not list(lookup_loop(rule.first, rule.read, rule, Chooser(Sampling(), text), text, 0))

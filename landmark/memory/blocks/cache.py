@@ -57,6 +57,7 @@ DENSE_ELSEWHERE = 16384
 LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
 SIZE = "model.block_size"
 ALONE = "retrieval.granularity=per_token_and_head"
+FEW = 4  # most queries that a CPU reads one by one, so that guesses of an answer change no bit of it
 SPARE = 8  # for so many rows at least one more is made room for
 
 
@@ -404,7 +405,10 @@ class BlockCache:
         if kept is not None:  # whole groups, so that all queries of one are read alike
             bounds.append(max(bounds[0], kept // config.group * config.group))
         end = start + length
-        for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
+        cuts = {start, end, *(bound for bound in bounds if start < bound < end)}
+        if device == "cpu" and length <= FEW and config.tile == 1:
+            cuts |= {*range(start, end)}
+        for first, stop in pairwise(sorted(cuts)):
             beyond = kept is not None and first >= bounds[-1]
             yield Part(first, stop, first >= bounds[0], self._rotation if beyond else None)
 
@@ -474,6 +478,16 @@ class BlockCache:
         if self.settled < self.position:
             self.position = self.settled
             self.discard()
+
+    def takes_guesses(self, tokens: int, device: str) -> bool:
+        """Where a CPU reads all keys: else each of them copies the blocks that it chooses, which takes longest."""
+        return device == "cpu" and not self.chooses(self.position + tokens, device)
+
+    def forget(self, tokens: int) -> None:
+        """Take back the last tokens, which were guesses."""
+        self.position -= tokens
+        self.settled = min(self.settled, self.position)
+        self.discard()
 
     def pieces(self, length: int, kept: int, most: Callable[[], int], device: str) -> Iterator[Piece]:
         """Where the next `length` tokens are cut, of which the last `kept` get logits. most: tokens of a piece.

@@ -327,6 +327,14 @@ class Memory:
         """0: a copy begins at a mark."""
         return 0
 
+    def takes_guesses(self, tokens: int, device: str) -> bool:
+        """No: blocks that are stored are not taken back."""
+        return False
+
+    def forget(self, tokens: int) -> None:
+        """Raises RuntimeError: see `takes_guesses`."""
+        raise RuntimeError("the tokens of a text with landmarks are not taken back")
+
     def token_kernels(self, device: torch.device, layers: int) -> None:
         """None: a `Step` reads a token of our decoder."""
 

@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -20,6 +21,7 @@ from landmark.utils.errors import UserError
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LONG = 256  # values of an array that does not stay in the file
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -88,8 +90,28 @@ class Mapped:
         return Mapped, (self.path,)
 
 
+@dataclass(frozen=True)
+class LongArray:
+    """A long array of a header, as the tokens of a vocabulary, which would take 31 MB: it is read where it is used."""
+
+    file: Mapped
+    start: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        header = _Header(self.file)
+        header.position = self.start
+        return iter(header.array())
+
+
 class GGUF:
-    """The keys and tensors of a file, or of all parts of a split one. path: of the file, or of any part."""
+    """The keys and tensors of a file, or of all parts of a split one. path: of the file, or of any part.
+
+    keys: of an array of more than 256 values a `LongArray`.
+    """
 
     def __init__(self, path: str | Path) -> None:
         """Raises UserError, naming file and fault, where it is damaged, cut short, no language model, or not whole."""
@@ -225,6 +247,11 @@ class _Header:
             return self._string()
         if kind != _ARRAY:
             return self._numbers(_NUMBERS[kind])[0]
+        start, found = self.position, self.array()
+        return found if len(found) <= _LONG else LongArray(self.file, start, len(found))
+
+    def array(self) -> list[Any]:
+        """The array that begins here."""
         kind, count = self._numbers("IQ")
         if count > len(self.file.map):
             raise IndexError(count)

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from landmark.models.gguf.config import TOKENS
-from landmark.models.gguf.file import GGUF
+from landmark.models.gguf.file import GGUF, LongArray
 from landmark.utils.errors import UserError
 
 # How byte-level vocabularies split a text, beside those that transformers knows.
@@ -22,7 +22,10 @@ def tokenizer_of(file: GGUF) -> Any:
     """A fast tokenizer of transformers. Raises UserError, naming the key, where a key is missing or not known."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
-    keys = {key.removeprefix("tokenizer."): value for key, value in file.keys.items()}
+    keys = {
+        key.removeprefix("tokenizer."): [*value] if isinstance(value, LongArray) else value
+        for key, value in file.keys.items()
+    }
     _check(file, keys)
     names = GGUF_TOKENIZER_MAPPING["tokenizer"]
     described = {name: keys[key] for key, name in names.items() if key in keys}

@@ -190,6 +190,19 @@ class LandmarkCache(Cache):
         self._put({n: copied(others[n]) if n in others else new[n] for n in self._numbers_of_others})
         memory.settle(at if self.has_others else None)
 
+    def takes_guesses(self, tokens: int) -> bool:
+        """Whether so many tokens may be read that are guesses, and can be taken back."""
+        if self.has_others or self.padded:
+            return False
+        return self.memory.takes_guesses(tokens, cast(PreTrainedModel, self._model()).device.type)
+
+    def forget(self, tokens: int) -> None:
+        """Take back the last tokens, which were guesses (`takes_guesses`)."""
+        if tokens:
+            self.memory.forget(tokens)
+            self.ids = self.ids[:, :-tokens]
+            self.marks = self.marks and [mark for mark in self.marks if mark.tokens <= self.ids.shape[1]]
+
     def unread(self, batch: int) -> list[Tensor]:
         """The unread ids of each of `batch` texts."""
         return [own[each.memory.tokens_read :] for own, each in zip(self.texts(batch), self.caches(batch), strict=True)]

@@ -91,6 +91,25 @@ def test_integers_stay_and_logits_are_those_of_the_weights(case, tmp_path):
         torch.testing.assert_close(weight, model.state_dict()[name].bfloat16())
 
 
+def test_a_processor_that_is_not_known_reads_a_file_with_its_weights_expanded(tmp_path, monkeypatch):
+    """As one of ARM, for which no integers are packed."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
+    tile_rows.cache_clear()
+    try:
+        model = make_model("qwen2", hidden_size=256, intermediate_size=512)
+        found, tokenizer = load(write(tmp_path / "tiny.gguf", "qwen2", model, mixed))
+        assert not is_quantised(found)
+        expected = logits(model)
+        with torch.no_grad():
+            read = found(IDS, past_key_values=found.new_memory(k=64)).logits.float()
+        assert (read - expected).norm() / expected.norm() < 0.05
+        found.save_pretrained(tmp_path / "folder"), tokenizer.save_pretrained(tmp_path / "folder")
+        with pytest.raises(UserError, match="is for model.dtype=bfloat16 on a CPU with AVX2 or AVX-512"):
+            load(tmp_path / "folder", bits=4)
+    finally:
+        tile_rows.cache_clear()
+
+
 @packs
 def test_one_line_says_what_weights_take(written, caplog):
     with caplog.at_level(logging.INFO, logger="landmark"):
@@ -267,6 +286,7 @@ def test_the_tokenizer_begins_ends_and_splits_as_the_file_says(tmp_path):
     found, tokenizer = load(file)
     assert found.generation_config.eos_token_id == [2, 261, 260]
     assert tokenizer.chat_template == "{{ messages }}"
+    assert not any(isinstance(value, list) and len(value) > 256 for value in opened(file).keys.values())
     assert tokenizer("a")["input_ids"] == [3 + ord("a")]
     assert tokenizer("<|im_end|>")["input_ids"] == [260]
     assert open_pretrained(file).encode("a b").tolist() == [3 + ord("a"), 259, 3 + ord("b")]

@@ -5,7 +5,8 @@
 MODEL: a folder of transformers, or a .gguf file. Of each text of `--tokens` tokens all but the last `--last` are read
 with all keys, once, and saved. Then each rule reads the last ones, which choose blocks: so all rules have the same keys
 and values. Texts are taken from the books in turn. What was measured stays in `--work`, so that the command goes on
-where it stopped; rows that say most come first, for all texts. A CSV, a table and a picture follow each stage of rows.
+where it stopped; rows that say most come first, for all texts. A CSV and a table follow each text, with all that DIR
+has, and a picture each stage of rows.
 
 With `--landmarks` blocks have the size of those that a frozen model taught (`task=teach`). These are then rules too:
 they choose blocks that one softmax reads, or also weigh them, as the paper's grouped softmax does.
@@ -146,6 +147,23 @@ class Reading:
         """That a query reads at least, of a long text."""
         memory = self.memory(**row.settings).memory
         return self.tokens if row.rule == ALL else memory.window + row.blocks * memory.block_size
+
+    def file(self, name: str, row: Row) -> Path:
+        """Of a text's losses."""
+        return self.work / f"{name}-{row.rule}-{row.heads}-{row.blocks}.npz".replace(" ", "_")
+
+    def measured(self, names: list[str]) -> list[dict[str, Any]]:
+        """All that `work` has of these texts, by any command: all keys first, then in the order of `RULES`."""
+        found = list[tuple[Any, dict[str, Any]]]()
+        for name in names:
+            for file in self.work.glob(f"{name}-*.npz"):
+                rule, heads, blocks = file.stem.removeprefix(f"{name}-").replace("_", " ").rsplit("-", 2)
+                row, cells = Row(rule, heads, int(blocks)), np.load(file, allow_pickle=False)
+                each = {"text": name, **vars(row), "keys": self.keys(row)}
+                each |= {"losses": cells["losses"], "seconds": float(cells["seconds"])}
+                place = [*RULES].index(_base(rule)) if rule != ALL else -1
+                found.append(((place, rule, heads, row.blocks), each))
+        return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def saved(self, name: str, ids: torch.Tensor) -> Path:
         """The folder of a text that was read up to its last tokens with all keys."""
@@ -305,33 +323,29 @@ def main() -> None:
     work, out = given.work / label(given), given.out / f"{label(given)}.csv"
     work.mkdir(parents=True, exist_ok=True)
     model, tokenizer = open_model(given.model, given.landmarks)
-    reading, measured = Reading(model, given.tokens, given.last, work), []
-    chosen = list(texts(given.data, tokenizer, given.tokens, given.texts))
+    reading = Reading(model, given.tokens, given.last, work)
+    chosen = dict(texts(given.data, tokenizer, given.tokens, given.texts))
     rows = stages(len(model.model.layers))
     if given.rules:
-        rows = [[Row(ALL)], *([Row(rule, blocks=count) for rule in given.rules] for count in given.blocks)]
+        rows = [[Row(ALL), *(Row(rule, blocks=count) for rule in given.rules)] for count in given.blocks]
     for stage in rows:
-        for name, ids in chosen:
+        for name, ids in chosen.items():
             for row in stage:
-                file = work / f"{name}-{row.rule}-{row.heads}-{row.blocks}.npz".replace(" ", "_")
+                file = reading.file(name, row)
                 if not file.is_file():
                     losses, seconds = reading.losses(name, ids, row)
                     with file.with_suffix(".tmp").open("wb") as opened:
                         np.savez(opened, losses=losses, seconds=seconds)
                     file.with_suffix(".tmp").rename(file)
-                found = np.load(file, allow_pickle=False)
-                losses, seconds = found["losses"], float(found["seconds"])
-                about = {"text": name, **vars(row), "keys": reading.keys(row)}
-                measured.append(about | {"losses": losses, "seconds": seconds})
-                print(name, *vars(row).values(), losses.mean(), flush=True)
-            made = summary(measured)
+                    print(name, *vars(row).values(), losses.mean(), flush=True)
+            made = summary(reading.measured(list(chosen)))
             write_atomic(out, made.to_csv(index=False, float_format="%.6f").encode())
             said = "\n".join([table(made), "", *compared(made), ""])
             write_atomic(out.with_suffix(".md"), said.encode())
-            frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"))}
-            tables = {name: each for name, each in frames.items() if "difference" in each}
-            write_atomic(given.out / "equal_keys.png", draw(tables))
-    for name, _ in chosen:
+        frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"))}
+        tables = {name: each for name, each in frames.items() if "difference" in each}
+        write_atomic(given.out / "equal_keys.png", draw(tables))
+    for name in chosen:
         shutil.rmtree(work / f"text-{name}", ignore_errors=True)
 
 

@@ -4,7 +4,7 @@
     python benchmarks/equal_keys_kvpress.py MODEL --work DIR
 
 The first command writes the model and the ids of its texts. The second needs kvpress and not this package, in an
-environment of its own, because kvpress 0.5.5 wants an older transformers. It reads each text up to its last tokens. The
+environment of its own, because kvpress 0.5.5 wants transformers below 5.3. It reads each text up to its last tokens. The
 press drops all but so many keys of each head, in layers with full attention. Then the last tokens are read with what is
 left. A query has 512 kept keys and on average 256 of the last tokens, so as many as with 8 blocks and a window of 512.
 What was measured stays in DIR/kvpress, so that the command goes on where it stopped.
@@ -21,10 +21,10 @@ PRESSES = ("none", "SnapKVPress", "TOVAPress", "StreamingLLMPress")
 
 
 def export(given: argparse.Namespace, folder: Path) -> None:
-    from benchmarks.equal_keys import texts
-    from landmark.models.huggingface import load, unwrap
+    from benchmarks.equal_keys import open_model, texts
+    from landmark.models.huggingface import unwrap
 
-    model, tokenizer = load(given.model, dtype=torch.bfloat16)
+    model, tokenizer = open_model(given.model, None)
     found = dict(texts(given.data, tokenizer, given.tokens, given.texts))
     unwrap(model).save_pretrained(folder)
     torch.save(found, folder / "ids.pt")
@@ -37,29 +37,25 @@ def losses(model: Any, press: Any, ids: torch.Tensor, last: int) -> np.ndarray:
     before, cache = ids.shape[1] - 1 - last, DynamicCache(config=model.config)
     with press(model):
         model(ids[:, :before], past_key_values=cache, logits_to_keep=1)
-    masks, queries = {}, torch.arange(last)[:, None]
-    for kind, layer in zip(getattr(model.config, "layer_types", ["full_attention"]), cache.layers):
+    masks, queries, kinds = {}, torch.arange(last)[:, None], getattr(model.config, "layer_types", ["full_attention"])
+    for kind, layer in zip(kinds, cache.layers):
         kept: Any = layer.keys
         age = queries - torch.arange(-kept.shape[2], last)  # of what is kept: all of it stands before
-        near = model.config.sliding_window if kind == "sliding_attention" else age.max() + 1
-        masks[kind] = ((age >= 0) & (age < near))[None, None]
-    places = torch.arange(before, before + last)[None]
-    logits = model(ids[:, before:-1], past_key_values=cache, position_ids=places, attention_mask=masks).logits
-    return torch.nn.functional.cross_entropy(logits[0].float(), ids[0, before + 1 :], reduction="none").numpy()
+        masks[kind] = ((age >= 0) & ((age < model.config.sliding_window) | (kind == "full_attention")))[None, None]
+    given = {"position_ids": torch.arange(before, before + last)[None], "attention_mask": masks}
+    logits = model(ids[:, before:-1], past_key_values=cache, **given).logits[0].float()
+    return torch.nn.functional.cross_entropy(logits, ids[0, before + 1 :], reduction="none").numpy()
 
 
-def new_press(name: str, kept: int, tokens: int) -> Any:
+def new_press(name: str, ratio: float) -> Any:
     """A context for a model."""
     import kvpress  # pyright: ignore[reportMissingImports]
 
-    if name == "none":
-        return lambda model: torch.inference_mode()
-
     class InFullLayers(getattr(kvpress, name)):
-        def forward_hook(self, module, *given):
+        def forward_hook(self, module: Any, *given: Any) -> Any:
             return given[2] if getattr(module, "is_sliding", False) else super().forward_hook(module, *given)
 
-    return InFullLayers(compression_ratio=1 - (kept + 0.5) / tokens)
+    return InFullLayers(compression_ratio=ratio)
 
 
 @torch.inference_mode()
@@ -69,17 +65,16 @@ def measure(folder: Path, last: int, kept: int) -> None:
     torch.set_num_threads(1)
     model, means = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16), {name: [] for name in PRESSES}
     for text, ids in torch.load(folder / "ids.pt").items():
-        for name in PRESSES:
+        ratio = 1 - (kept + 0.5) / (ids.shape[1] - 1 - last)
+        for name, each in means.items():
             file = folder / f"{text}-{name}-{0 if name == 'none' else kept}.npy"
             if not file.is_file():
-                np.save(file, losses(model, new_press(name, kept, ids.shape[1] - 1 - last), ids, last))
-            means[name].append(np.load(file).mean())
-        for name, each in means.items():
+                press = (lambda _: torch.inference_mode()) if name == "none" else new_press(name, ratio)
+                np.save(file, losses(model, press, ids, last))
+            each.append(np.load(file).mean())
             above = np.array(each) - means["none"]
             error = above.std(ddof=1) / len(above) ** 0.5 if len(above) > 1 else np.nan
-            print(
-                f"{text}: {name}, {kept} kept keys: {above.mean():+.4f} ± {error:.4f} nats above all keys", flush=True
-            )
+            print(f"{len(above)} texts, {name}, {kept} keys: {above.mean():+.4f} ± {error:.4f} above all", flush=True)
 
 
 if __name__ == "__main__":
@@ -88,8 +83,8 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--export", action="store_true")
-    for name, value in {"texts": 12, "tokens": 4096, "last": 512, "kept": 512}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for option, value in {"texts": 12, "tokens": 4096, "last": 512, "kept": 512}.items():
+        parser.add_argument(f"--{option}", type=int, default=value)
     options = parser.parse_args()
     where = options.work / "kvpress" / Path(options.model).stem
     export(options, where) if options.export else measure(where, options.last, options.kept)

@@ -4,7 +4,7 @@
     python benchmarks/equal_keys_kvpress.py MODEL --work DIR
 
 The first command writes the model and the ids of its texts. The second needs kvpress and not this package, in an
-environment of its own, because kvpress 0.5.5 wants transformers below 5.3. It reads each text up to its last tokens. The
+environment of its own, because kvpress 0.5.5 wants transformers below 5.3. It reads a text up to its last tokens. The
 press drops all but so many keys of each head, in layers with full attention. Then the last tokens are read with what is
 left. A query has 512 kept keys and on average 256 of the last tokens, so as many as with 8 blocks and a window of 512.
 What was measured stays in DIR/kvpress, so that the command goes on where it stopped.
@@ -41,7 +41,8 @@ def losses(model: Any, press: Any, ids: torch.Tensor, last: int) -> np.ndarray:
     for kind, layer in zip(kinds, cache.layers):
         kept: Any = layer.keys
         age = queries - torch.arange(-kept.shape[2], last)  # of what is kept: all of it stands before
-        masks[kind] = ((age >= 0) & ((age < model.config.sliding_window) | (kind == "full_attention")))[None, None]
+        reach = model.config.sliding_window if kind == "sliding_attention" else ids.shape[1]
+        masks[kind] = ((age >= 0) & (age < reach))[None, None]
     given = {"position_ids": torch.arange(before, before + last)[None], "attention_mask": masks}
     logits = model(ids[:, before:-1], past_key_values=cache, **given).logits[0].float()
     return torch.nn.functional.cross_entropy(logits, ids[0, before + 1 :], reduction="none").numpy()

@@ -342,7 +342,7 @@ def main() -> None:
             write_atomic(out, made.to_csv(index=False, float_format="%.6f").encode())
             said = "\n".join([table(made), "", *compared(made), ""])
             write_atomic(out.with_suffix(".md"), said.encode())
-        frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"))}
+        frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"), key=lambda file: file.stem)}
         tables = {name: each for name, each in frames.items() if "difference" in each}
         write_atomic(given.out / "equal_keys.png", draw(tables))
     for name in chosen:

@@ -278,7 +278,7 @@ def _panel(title: str, made: Any) -> Panel:
     shift = {rule: 1 + 0.012 * (n - len(shown) / 2) for n, rule in enumerate(shown)}  # so that bars stand side by side
     points = [
         point(
-            MEANT.get(row.rule, row.rule),
+            MEANT.get(str(row.rule), str(row.rule)),
             row.keys * shift[row.rule],
             row.difference,
             around(row.difference, row.difference_error),

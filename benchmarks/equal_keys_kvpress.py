@@ -38,9 +38,9 @@ def losses(model: Any, press: Any, ids: torch.Tensor, last: int) -> np.ndarray:
     with press(model):
         model(ids[:, :before], past_key_values=cache, logits_to_keep=1)
     masks, queries, kinds = {}, torch.arange(last)[:, None], getattr(model.config, "layer_types", ["full_attention"])
-    for kind, layer in zip(kinds, cache.layers):
-        kept: Any = layer.keys
-        age = queries - torch.arange(-kept.shape[2], last)  # of what is kept: all of it stands before
+    layers: Any = cache.layers
+    for kind, layer in zip(kinds, layers):
+        age = queries - torch.arange(-layer.keys.shape[2], last)  # of what is kept: all of it stands before
         reach = model.config.sliding_window if kind == "sliding_attention" else ids.shape[1]
         masks[kind] = ((age >= 0) & (age < reach))[None, None]
     given = {"position_ids": torch.arange(before, before + last)[None], "attention_mask": masks}

@@ -5,7 +5,11 @@
 MODEL: a folder of transformers, or a .gguf file. Of each text of `--tokens` tokens all but the last `--last` are read
 with all keys, once, and saved. Then each rule reads the last ones, which choose blocks: so all rules have the same keys
 and values. Texts are taken from the books in turn. What was measured stays in `--work`, so that the command goes on
-where it stopped; rows that say most come first, for all texts. A CSV, a table and a picture follow each text.
+where it stopped; rows that say most come first, for all texts. A CSV and a table follow each text, with all that DIR
+has, and a picture each stage of rows.
+
+With `--landmarks` blocks have the size of those that a frozen model taught (`task=teach`). These are then rules too:
+they choose blocks that one softmax reads, or also weigh them, as the paper's grouped softmax does.
 """
 
 import argparse
@@ -25,8 +29,10 @@ from benchmarks.settings import use_threads
 from landmark.experiment.evaluation.measurement import token_losses
 from landmark.experiment.results.charts import (
     BEYOND_PALETTE,
+    DASHED,
     PALETTE,
     SHAPES,
+    SOLID,
     Look,
     Panel,
     around,
@@ -35,7 +41,7 @@ from landmark.experiment.results.charts import (
     point,
     reference,
 )
-from landmark.models.huggingface import load
+from landmark.models.huggingface import load, use_landmarks
 from landmark.utils.files import write_atomic
 from landmark.utils.significance import LEAST
 from landmark.utils.source_tree import EXPERIMENTS
@@ -51,9 +57,19 @@ RULES: dict[str, Any] = {  # in the order of the picture's legend
     "4 tokens": "representatives",
     "last blocks": "recent",
     "chance": "random",
+    "landmarks": "landmarks",
+    "landmarks that weigh": "landmarks",
+}
+WEIGH = "landmarks that weigh"
+MEANT = {  # in the picture
+    "exact share": "exact share (reads all keys)",
+    "best token": "best token (reads all keys)",
+    "last blocks": "last blocks (floor)",
+    "chance": "chance (floor)",
 }
 HEADS = {"group": "per_token_and_group", "head": "per_token_and_head"}
 KEYS, LAYERS = ("rule", "heads", "blocks"), ", layers "
+TOKENS = 4096  # of a text
 STRETCH = 64  # tokens of a unit, where texts are few
 FIRST = ("mean key", "exact share", "smallest and largest keys", "last blocks")
 
@@ -75,18 +91,19 @@ class Row:
         if layers:
             first, last = map(int, layers.split(" to "))
             scorer = {"name": "in_layers", "rule": scorer, "first": first, "last": last}
-        return {"k": self.blocks, "scorer": scorer, "granularity": HEADS[self.heads]}
+        return {"k": self.blocks, "scorer": scorer, "granularity": HEADS[self.heads], "gates": name == WEIGH}
 
 
 def stages(layers: int) -> list[list[Row]]:
     """The rows, in the order in which they are measured. layers: of the model."""
     first = [Row(ALL), *map(Row, FIRST), *(Row(rule, "head") for rule in FIRST[:3])]
     second = [Row(rule, blocks=32) for rule in FIRST]
-    others = [Row(rule) for rule in RULES if rule not in FIRST]
+    others = [Row(rule) for rule in RULES if rule not in FIRST and RULES[rule] != "landmarks"]
     four = [Row(f"exact share, layers {n * layers // 4} to {(n + 1) * layers // 4 - 1}") for n in range(4)]
-    last = [Row(rule, heads, k) for k in (4, 16, 64) for rule in FIRST for heads in HEADS]
-    last += [Row(rule, "head", 32) for rule in FIRST] + [Row(row.rule, "head") for row in others]
-    return [first, second, four, others, [row for row in last if (row.rule, row.heads) != ("last blocks", "head")]]
+    alone = [Row(rule, "head", 32) for rule in FIRST[:3]] + [Row(row.rule, "head") for row in others]
+    counts = [Row(rule, heads, k) for k in (4, 16, 64) for rule in FIRST for heads in HEADS]
+    counts = [row for row in counts if (row.rule, row.heads) != ("last blocks", "head")]
+    return [first, second, four, others, [row for row in alone if row.rule != "chance"], counts]
 
 
 def texts(folder: Path, tokenizer: Any, tokens: int, count: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -102,14 +119,51 @@ def texts(folder: Path, tokenizer: Any, tokens: int, count: int) -> Iterator[tup
         yield f"{book.stem}-{100 * (place + 0.5) / each:.0f}", torch.tensor([ids[: tokens + 1]])
 
 
+def open_model(path: str, landmarks: Path | None) -> tuple[Any, Any]:
+    """A model, perhaps with learned landmarks, and its tokenizer."""
+    model, tokenizer = load(path, dtype=torch.bfloat16)
+    return model if landmarks is None else use_landmarks(model, landmarks), tokenizer
+
+
+def label(given: argparse.Namespace) -> str:
+    """The name of what is measured: the model, and where they are not the usual ones the length and the blocks."""
+    length = "" if given.tokens == TOKENS else f"-{given.tokens}-tokens"
+    return f"{Path(given.model).stem}{length}{'-landmarks' if given.landmarks else ''}"
+
+
 class Reading:
     """A model that reads texts by rules, and what was measured. tokens, last: of a text, and those that choose."""
 
     def __init__(self, model: Any, tokens: int, last: int, work: Path):
         self.model, self.tokens, self.last, self.work = model, tokens, last, work
+        self.learned = model.landmarks.memory.scorer  # of `--landmarks`
 
     def memory(self, **settings: Any) -> Any:
+        if settings.get("scorer") == "landmarks":
+            settings["scorer"] = self.learned
         return self.model.new_memory(dense=self.tokens - self.last, **settings)
+
+    def keys(self, row: Row) -> int:
+        """That a query reads at least, of a long text."""
+        memory = self.memory(**row.settings).memory
+        return self.tokens if row.rule == ALL else memory.window + row.blocks * memory.block_size
+
+    def file(self, name: str, row: Row) -> Path:
+        """Of a text's losses."""
+        return self.work / f"{name}-{row.rule}-{row.heads}-{row.blocks}.npz".replace(" ", "_")
+
+    def measured(self, names: list[str]) -> list[dict[str, Any]]:
+        """All that `work` has of these texts, by any command: all keys first, then in the order of `RULES`."""
+        found = list[tuple[Any, dict[str, Any]]]()
+        for name in names:
+            for file in self.work.glob(f"{name}-*.npz"):
+                rule, heads, blocks = file.stem.removeprefix(f"{name}-").replace("_", " ").rsplit("-", 2)
+                row, cells = Row(rule, heads, int(blocks)), np.load(file, allow_pickle=False)
+                each = {"text": name, **vars(row), "keys": self.keys(row)}
+                each |= {"losses": cells["losses"], "seconds": float(cells["seconds"])}
+                place = [*RULES].index(_base(rule)) if rule != ALL else -1
+                found.append(((place, rule, heads, row.blocks), each))
+        return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def saved(self, name: str, ids: torch.Tensor) -> Path:
         """The folder of a text that was read up to its last tokens with all keys."""
@@ -134,7 +188,7 @@ class Reading:
 def summary(measured: list[dict[str, Any]]) -> Any:
     """A line a row: over the texts that it read its loss and its difference from all keys, and each text's loss.
 
-    measured: of each row and text also the losses (tokens,).
+    measured: of each row and text also the keys that a query reads, and the losses (tokens,).
     """
     cells = {(each["text"], *(each[key] for key in KEYS)): each for each in measured}
     order, lines = list(dict.fromkeys(cell[1:] for cell in cells)), list[dict[str, Any]]()
@@ -146,7 +200,8 @@ def summary(measured: list[dict[str, Any]]) -> Any:
         beside = [
             each["losses"] - cells[text, *usual]["losses"] for text, each in own.items() if (text, *usual) in cells
         ]
-        values = {"texts": len(own), "nats": np.mean([each["losses"].mean() for each in own.values()])}
+        values = {"keys": next(iter(own.values()))["keys"], "texts": len(own)}
+        values |= {"nats": np.mean([each["losses"].mean() for each in own.values()])}
         values |= dict(zip(("difference", "difference_error", "units"), paired(above), strict=True))
         found = paired(beside) if key not in (usual, order[0]) and beside else (None, None, None)
         values |= dict(zip(("beside", "beside_error", "beside_units"), found, strict=True))
@@ -194,35 +249,47 @@ def table(made: Any) -> str:
 
 
 def draw(tables: Mapping[str, Any]) -> bytes:
-    """A PNG: nats above all keys against blocks, a panel for who chooses. tables: of `summary`, by model."""
-    panels = []
-    for model, made in tables.items():
-        for heads, words in (("group", "heads that share keys choose together"), ("head", "each head chooses alone")):
-            own = made[(made["heads"] == heads) & made["rule"].isin(list(RULES))]
-            if len(own):
-                panels.append(_panel(f"{model}: {words}", own))
-    return png(
-        "Loss above all keys, by what blocks are chosen by", [panels[n : n + 2] for n in range(0, len(panels), 2)]
-    )
+    """A PNG: nats above all keys against the keys that a query reads, where heads choose together; a line of panels for
+    each model. tables: of `summary`, by `label`, sorted.
+    """
+    lines, model = list[list[Panel]](), "-"
+    for name, made in tables.items():
+        if not name.startswith(model):
+            model = name
+            lines.append([])
+        about = name.removeprefix(model).removeprefix("-") or f"{TOKENS}-tokens"
+        own = made[(made["heads"] == "group") & (made["rule"] != ALL)]
+        is_line = own["rule"].isin(list(RULES)) | (own.groupby("rule")["keys"].transform("nunique") > 1)
+        lines[-1].append(_panel(f"{model}, {about.replace('-', ' ')}", own[is_line]))
+    return png("Loss above that of the same model with all keys", lines)
+
+
+def _base(rule: str) -> str:
+    return rule.partition(LAYERS)[0]
 
 
 def _panel(title: str, made: Any) -> Panel:
-    rules = [rule for rule in RULES if rule in set(made["rule"])]
+    shown: list[str] = sorted(set(made["rule"]), key=lambda rule: (list(RULES).index(_base(rule)), rule))
+    base = dict(zip(RULES, map(Look, PALETTE + BEYOND_PALETTE, cycle(SHAPES))))
     looks = {
-        rule: Look(colour, shape)
-        for rule, colour, shape in zip(RULES, PALETTE + BEYOND_PALETTE, cycle(SHAPES))
-        if rule in rules
+        MEANT.get(rule, rule): base[_base(rule)]._replace(filled=rule in RULES, dash=SOLID if rule in RULES else DASHED)
+        for rule in shown
     }
-    shift = {rule: 1 + 0.02 * (n - len(rules) / 2) for n, rule in enumerate(rules)}  # so that bars stand side by side
+    shift = {rule: 1 + 0.012 * (n - len(shown) / 2) for n, rule in enumerate(shown)}  # so that bars stand side by side
     points = [
-        point(row.rule, row.blocks * shift[row.rule], row.difference, around(row.difference, row.difference_error))
-        for row in made.sort_values("blocks").itertuples()
+        point(
+            MEANT.get(str(row.rule), str(row.rule)),
+            row.keys * shift[row.rule],
+            row.difference,
+            around(row.difference, row.difference_error),
+        )
+        for row in made.sort_values("keys").itertuples()
     ]
-    blocks = sorted(set(made["blocks"]))
+    keys = sorted(set(made["keys"]))
     x = {
-        "title": "blocks of 32 keys, beside the window",
-        "scale": {"type": "log", "base": 2, "domain": [blocks[0] / 1.25, blocks[-1] * 1.25]},
-        "axis": {"values": blocks},
+        "title": "keys that a query reads: the last ones, and chosen blocks",
+        "scale": {"type": "log", "base": 2, "domain": [keys[0] / 1.15, keys[-1] * 1.15]},
+        "axis": {"values": keys},
     }
     return curves(
         title, points, looks, x, {"title": "nats a token above all keys (± paired error)"}, below=[reference(y=0)]
@@ -236,49 +303,49 @@ def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="folder of books, as .txt files")
     parser.add_argument("--work", type=Path, required=True, help="folder of what was read and measured")
     parser.add_argument("--texts", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=4096, help="of a text")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a text")
     parser.add_argument("--last", type=int, default=512, help="tokens that choose blocks")
+    parser.add_argument("--landmarks", type=Path, help="file of learned landmarks")
     parser.add_argument("--out", type=Path, default=EXPERIMENTS / "equal_keys" / "results", help="folder of the CSV")
     return parser
 
 
 def main() -> None:
     parser = new_parser("equal_keys", __doc__)
-    parser.add_argument(
-        "--rules", nargs="+", help="these alone, with 8 blocks, as 'mean key' 'exact share, layers 0 to 5'"
-    )
+    parser.add_argument("--rules", nargs="+", help="these alone, as 'mean key' 'exact share, layers 0 to 5'")
+    parser.add_argument("--blocks", nargs="+", type=int, default=[8], help="with --rules: how many, in this order")
     given = parser.parse_args()
-    if unknown := [rule for rule in given.rules or () if rule.partition(LAYERS)[0] not in RULES]:
+    if unknown := [rule for rule in given.rules or () if _base(rule) not in RULES]:
         parser.error(f"--rules: {unknown[0]} must be one of {', '.join(RULES)}, perhaps with '{LAYERS}FIRST to LAST'")
+    if any(RULES[_base(rule)] == "landmarks" for rule in given.rules or ()) and not given.landmarks:
+        parser.error("--rules: learned landmarks need --landmarks FILE")
     use_threads()
-    stem = Path(given.model).stem
-    work, out = given.work / stem, given.out / f"{stem}.csv"
+    work, out = given.work / label(given), given.out / f"{label(given)}.csv"
     work.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = load(given.model, dtype=torch.bfloat16)
-    reading, measured = Reading(model, given.tokens, given.last, work), []
-    chosen = list(texts(given.data, tokenizer, given.tokens, given.texts))
-    rows = [[Row(ALL), *map(Row, given.rules)]] if given.rules else stages(len(model.model.layers))
+    model, tokenizer = open_model(given.model, given.landmarks)
+    reading = Reading(model, given.tokens, given.last, work)
+    chosen = dict(texts(given.data, tokenizer, given.tokens, given.texts))
+    rows = stages(len(model.model.layers))
+    if given.rules:
+        rows = [[Row(ALL), *(Row(rule, blocks=count) for rule in given.rules)] for count in given.blocks]
     for stage in rows:
-        for name, ids in chosen:
+        for name, ids in chosen.items():
             for row in stage:
-                file = work / f"{name}-{row.rule}-{row.heads}-{row.blocks}.npz".replace(" ", "_")
+                file = reading.file(name, row)
                 if not file.is_file():
                     losses, seconds = reading.losses(name, ids, row)
                     with file.with_suffix(".tmp").open("wb") as opened:
                         np.savez(opened, losses=losses, seconds=seconds)
                     file.with_suffix(".tmp").rename(file)
-                found = np.load(file, allow_pickle=False)
-                losses, seconds = found["losses"], float(found["seconds"])
-                measured.append({"text": name, **vars(row), "losses": losses, "seconds": seconds})
-                print(name, *vars(row).values(), losses.mean(), flush=True)
-            made = summary(measured)
+                    print(name, *vars(row).values(), losses.mean(), flush=True)
+            made = summary(reading.measured(list(chosen)))
             write_atomic(out, made.to_csv(index=False, float_format="%.6f").encode())
             said = "\n".join([table(made), "", *compared(made), ""])
             write_atomic(out.with_suffix(".md"), said.encode())
-            frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"))}
-            tables = {name: each for name, each in frames.items() if "difference" in each}
-            write_atomic(given.out / "equal_keys.png", draw(tables))
-    for name, _ in chosen:
+        frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"), key=lambda file: file.stem)}
+        tables = {name: each for name, each in frames.items() if "difference" in each}
+        write_atomic(given.out / "equal_keys.png", draw(tables))
+    for name in chosen:
         shutil.rmtree(work / f"text-{name}", ignore_errors=True)
 
 

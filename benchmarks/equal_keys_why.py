@@ -11,19 +11,17 @@ Another, `-predictions`, has the divergence of each rule's predictions from thos
 """
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.equal_keys import ALL, HEADS, Reading, Row, new_parser, texts
+from benchmarks.equal_keys import ALL, HEADS, Reading, Row, label, new_parser, open_model, texts
 from benchmarks.settings import use_threads
 from landmark.attention.scoring import capped
 from landmark.memory.blocks.scorer import scorer_of
 from landmark.memory.blocks.shares import InPlace
-from landmark.models.huggingface import load
 from landmark.utils.files import write_atomic
 
 RULES = ("mean_key", "quest", "exact", "recent")
@@ -101,8 +99,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8)
     given = parser.parse_args()
     use_threads()
-    stem, found, predicted = Path(given.model).stem, list[dict[str, Any]](), list[dict[str, Any]]()
-    model, tokenizer = load(given.model, dtype=torch.bfloat16)
+    stem, found, predicted = label(given), list[dict[str, Any]](), list[dict[str, Any]]()
+    model, tokenizer = open_model(given.model, given.landmarks)
     work = given.work / stem
     reading = Reading(model, given.tokens, given.last, work)
     for name, ids in islice(texts(given.data, tokenizer, given.tokens, given.texts), given.few):

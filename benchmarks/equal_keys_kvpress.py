@@ -7,10 +7,12 @@ The first command writes the model and the ids of its texts. The second needs kv
 environment of its own, because kvpress 0.5.5 wants transformers below 5.3. It reads a text up to its last tokens. The
 press drops all but so many keys of each head, in layers with full attention. Then the last tokens are read with what is
 left. A query has 512 kept keys and on average 256 of the last tokens, so as many as with 8 blocks and a window of 512.
-What was measured stays in DIR/kvpress, so that the command goes on where it stopped.
+What was measured stays in DIR/kvpress, so that the command goes on where it stopped. A CSV there follows each text,
+with what `equal_keys` has measured in DIR on the same texts.
 """
 
 import argparse
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 PRESSES = ("none", "SnapKVPress", "TOVAPress", "StreamingLLMPress")
+OURS = ("all keys", "mean key", "last blocks")
 
 
 def export(given: argparse.Namespace, folder: Path) -> None:
@@ -60,22 +63,39 @@ def new_press(name: str, ratio: float) -> Any:
 
 
 @torch.inference_mode()
-def measure(folder: Path, last: int, kept: int) -> None:
+def measure(folder: Path, ours: Path, last: int, kept: int) -> None:
+    """ours: folder of what `equal_keys` has measured."""
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    model, means = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16), {name: [] for name in PRESSES}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    means: dict[str, list[float]] = {name: [] for name in (*PRESSES, *OURS)}
     for text, ids in torch.load(folder / "ids.pt").items():
         ratio = 1 - (kept + 0.5) / (ids.shape[1] - 1 - last)
-        for name, each in means.items():
+        for name in PRESSES:
             file = folder / f"{text}-{name}-{0 if name == 'none' else kept}.npy"
             if not file.is_file():
                 press = (lambda _: torch.inference_mode()) if name == "none" else new_press(name, ratio)
                 np.save(file, losses(model, press, ids, last))
-            each.append(np.load(file).mean())
-            above = np.array(each) - means["none"]
-            error = above.std(ddof=1) / len(above) ** 0.5 if len(above) > 1 else np.nan
-            print(f"{len(above)} texts, {name}, {kept} keys: {above.mean():+.4f} ± {error:.4f} above all", flush=True)
+            means[name].append(float(np.load(file).mean()))
+        for name in OURS:
+            file = ours / f"{text}-{name}-group-8.npz".replace(" ", "_")
+            if file.is_file():
+                means[name].append(float(np.load(file)["losses"].mean()))
+        with folder.with_suffix(".csv").open("w", newline="") as opened:
+            csv.writer(opened).writerows(table(means))
+
+
+def table(means: dict[str, list[float]]) -> list[list[object]]:
+    """Lines of a CSV: nats above all keys of the same program, over the texts."""
+    lines: list[list[object]] = [["method", "texts", "difference", "difference_error"]]
+    for name, found in means.items():
+        base = means[OURS[0] if name in OURS else PRESSES[0]]
+        if found and found is not base and len(found) == len(base):
+            above = np.array(found) - base
+            error = above.std(ddof=1) / len(above) ** 0.5 if len(above) > 1 else float("nan")
+            lines.append([name, len(above), f"{above.mean():.6f}", f"{error:.6f}"])
+    return lines
 
 
 if __name__ == "__main__":
@@ -88,4 +108,7 @@ if __name__ == "__main__":
         parser.add_argument(f"--{option}", type=int, default=value)
     options = parser.parse_args()
     where = options.work / "kvpress" / Path(options.model).stem
-    export(options, where) if options.export else measure(where, options.last, options.kept)
+    if options.export:
+        export(options, where)
+    else:
+        measure(where, options.work / Path(options.model).stem, options.last, options.kept)

@@ -262,7 +262,8 @@ class Decoder(LanguageModel):
             window = self._window(tokens, phase, controlled, positions)
             attend, is_landmark = partial(self._attend_in_window, window), window.is_landmark
         else:
-            attend, is_landmark, at = memory.attend, None, memory.landmark_at
+            attend, is_landmark = memory.attend, None
+            at = None if landmarks is None else cast(Memory, memory).landmark_at
             if landmarks is not None and at is not None and at < tokens.shape[1]:
                 first = torch.full((1,), landmarks.block_size - at, device=tokens.device)
                 is_landmark = self._landmarks(tokens, first)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from landmark.models.huggingface import PrefixCache
+from landmark.models.huggingface import LandmarkCache, PrefixCache
 from landmark.models.huggingface.chunked_forward import read_text
 from landmark.models.huggingface.families import decoder_layers, numbers_per_token
 from landmark.models.huggingface.prefixes import Saved
@@ -214,7 +214,8 @@ class Answering:
         choosers = [Chooser(sampling, ids, number, self.landmark) for number, ids in enumerate(texts)]
         choose = choosers if nats is None else [partial(_weighed, each, nats) for each in choosers]
         read = partial(self._read_tokens, cache, gone)
-        if len(texts) == 1 and self._has_blocks and sampling.temperature < LEAST_TEMPERATURE:
+        is_greedy = sampling.temperature < LEAST_TEMPERATURE
+        if len(texts) == 1 and isinstance(cache, LandmarkCache) and is_greedy:
             yield from lookup_loop(logits, read, cache, choose[0], texts[0], most, self.ends)
         else:
             yield from decode_loop(logits, read, choose, most, self.ends)

@@ -18,7 +18,7 @@ class RecurrentMemory:
     cached key, because only their differences matter.
     """
 
-    block_size = landmark_at = None  # as of a `Memory`: it has no landmarks
+    block_size = None  # as of a `Memory`: it has no blocks
 
     def __init__(self, cache: int, keys: Keys | None = None):
         """Start with nothing read. keys: how keys are made; None: with rotary positions."""

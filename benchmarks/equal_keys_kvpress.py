@@ -30,7 +30,8 @@ def export(given: argparse.Namespace, folder: Path) -> None:
     model, tokenizer = open_model(given.model, None)
     found = dict(texts(given.data, tokenizer, given.tokens, given.texts))
     unwrap(model).save_pretrained(folder)
-    torch.save(found, folder / "ids.pt")
+    arrays: dict[str, Any] = {text: ids.numpy() for text, ids in found.items()}
+    np.savez(folder / "ids.npz", **arrays)
 
 
 def losses(model: Any, press: Any, ids: torch.Tensor, last: int) -> np.ndarray:
@@ -68,20 +69,23 @@ def measure(folder: Path, ours: Path, last: int, kept: int) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    safely = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **safely)
+    texts = np.load(folder / "ids.npz", allow_pickle=False)
     means: dict[str, list[float]] = {name: [] for name in (*PRESSES, *OURS)}
-    for text, ids in torch.load(folder / "ids.pt").items():
+    for text in texts:
+        ids = torch.from_numpy(texts[text])
         ratio = 1 - (kept + 0.5) / (ids.shape[1] - 1 - last)
         for name in PRESSES:
             file = folder / f"{text}-{name}-{0 if name == 'none' else kept}.npy"
             if not file.is_file():
                 press = (lambda _: torch.inference_mode()) if name == "none" else new_press(name, ratio)
                 np.save(file, losses(model, press, ids, last))
-            means[name].append(float(np.load(file).mean()))
+            means[name].append(float(np.load(file, allow_pickle=False).mean()))
         for name in OURS:
             file = ours / f"{text}-{name}-group-8.npz".replace(" ", "_")
             if file.is_file():
-                means[name].append(float(np.load(file)["losses"].mean()))
+                means[name].append(float(np.load(file, allow_pickle=False)["losses"].mean()))
         with folder.with_suffix(".csv").open("w", newline="") as opened:
             csv.writer(opened).writerows(table(means))
 

@@ -343,7 +343,7 @@ def main() -> None:
             said = "\n".join([table(made), "", *compared(made), ""])
             write_atomic(out.with_suffix(".md"), said.encode())
         frames = {file.stem: pd.read_csv(file) for file in sorted(given.out.glob("*.csv"), key=lambda file: file.stem)}
-        tables = {name: each for name, each in frames.items() if "difference" in each}
+        tables = {name: each for name, each in frames.items() if {*KEYS} < {*each}}
         write_atomic(given.out / "equal_keys.png", draw(tables))
     for name in chosen:
         shutil.rmtree(work / f"text-{name}", ignore_errors=True)

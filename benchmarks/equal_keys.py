@@ -137,6 +137,8 @@ class Reading:
     def __init__(self, model: Any, tokens: int, last: int, work: Path):
         self.model, self.tokens, self.last, self.work = model, tokens, last, work
         self.learned = model.landmarks.memory.scorer  # of `--landmarks`
+        usual = self.memory().memory
+        self.window, self.size = usual.window, usual.block_size
 
     def memory(self, **settings: Any) -> Any:
         if settings.get("scorer") == "landmarks":
@@ -145,8 +147,7 @@ class Reading:
 
     def keys(self, row: Row) -> int:
         """That a query reads at least, of a long text."""
-        memory = self.memory(**row.settings).memory
-        return self.tokens if row.rule == ALL else memory.window + row.blocks * memory.block_size
+        return self.tokens if row.rule == ALL else self.window + row.blocks * self.size
 
     def file(self, name: str, row: Row) -> Path:
         """Of a text's losses."""

@@ -24,13 +24,14 @@ def teach(command: Command) -> None:
     config, configs = command.only_config(), command.rows[0].configs
     if not config.model.as_is or config.model.landmarks is None:
         raise UserError("task=teach: needs model=pretrained model.name=MODEL model.landmarks=FILE, the file to be made")
-    if len({each.model.landmarks for each in configs}) < len(configs):
+    files = {Path(str(each.model.landmarks)): each for each in configs}
+    if len(files) < len(configs):
         raise UserError(f"seeds: model.landmarks={config.model.landmarks} is one file: name one with ${{seed}} in it")
-    missing = [each for each in configs if not _is_taught(Path(str(each.model.landmarks)))]
+    missing = [file for file in files if not _is_taught(file)]
     if not missing:
         raise UserError(f"model.landmarks={config.model.landmarks}: exists already, delete it or name another file")
-    for each in missing:
-        _teach(each, Path(str(each.model.landmarks)), command.runner.inputs)
+    for file in missing:
+        _teach(files[file], file, command.runner.inputs)
 
 
 def _state_of(file: Path) -> Path:

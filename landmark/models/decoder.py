@@ -257,12 +257,11 @@ class Decoder(LanguageModel):
         first block of each window; controlled (B, layers, blocks), landmarks that the context miss token controls;
         positions (B, T), those of the tokens (None: 0…T−1).
         """
-        landmarks = self.config.landmarks
         if memory is None:
             window = self._window(tokens, phase, controlled, positions)
             attend, is_landmark = partial(self._attend_in_window, window), window.is_landmark
         else:
-            attend, is_landmark = memory.attend, None
+            attend, is_landmark, landmarks = memory.attend, None, self.config.landmarks
             at = None if landmarks is None else cast(Memory, memory).landmark_at
             if landmarks is not None and at is not None and at < tokens.shape[1]:
                 first = torch.full((1,), landmarks.block_size - at, device=tokens.device)

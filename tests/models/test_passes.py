@@ -136,22 +136,19 @@ def counted(forward, read, input_ids, **given):
 @pytest.mark.parametrize("dense", [1000, 115])
 def test_guesses_of_an_answer_are_read_together_and_leave_its_tokens_and_memory_as_they_are(passes, dense):
     """Where all keys are read; the text outgrows the smaller number while the answer is made."""
-    memory, piece = (
-        {"k": 3, "window": 16, "dense": dense},
-        torch.randint(3, 250, (1, 15), generator=torch.Generator().manual_seed(6)),
-    )
-    made = make_model("llama").double()
+    memory, made = {"k": 3, "window": 16, "dense": dense}, make_model("llama").double()
     model = wrap(made, make_tokenizer(), landmarks="none", block_size=BLOCK, local=LOCAL, memory=memory)
-    text, answering, caches = torch.cat([piece] * 6 + [piece[:, :7]], 1), Answering(model, make_tokenizer()), []
+    piece = torch.randint(3, 250, (1, 15), generator=torch.Generator().manual_seed(6))
+    text, answering = torch.cat([piece] * 6 + [piece[:, :7]], 1), Answering(model, make_tokenizer())
     answering.ends = set()
-    for most in (30, 30):
+    caches, found = [], []
+    for temperature in (0, 1):  # drawn from the one most probable token: the same, and not guessed
         caches.append(cache := model.new_memory())
         cache.marks = []
-        sampling = Sampling(temperature=0 if len(caches) == 1 else 1, top_k=1)  # which is not guessed
-        steps = answering.steps(text.tolist(), cache, sampling, most)
-        caches[-1].found = [step for step in steps if isinstance(step, list)]
+        steps = answering.steps(text.tolist(), cache, Sampling(temperature=temperature, top_k=1), 30)
+        found.append([step for step in steps if isinstance(step, list)])
     guessing, plain = caches
-    assert guessing.found == plain.found
+    assert found[0] == found[1]
     assert torch.equal(guessing.ids, plain.ids)
     together = sum(tokens - 1 for tokens, prefill in passes if not prefill and 1 < tokens <= 4)
     wrong = sum(tokens for tokens, _ in passes) - 2 * (text.shape[1] + 29)

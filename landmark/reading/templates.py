@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import math
+import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import jinja2.meta
@@ -16,6 +18,7 @@ import jinja2.meta
 from landmark.utils.errors import UserError, in_one_line
 
 SECONDS, CHARACTERS = 10.0, 1 << 26  # most of a rendering, and of what it gives
+_ALONE, _RUNS, _RESTS = 0.1, 0.001, 0.01  # seconds: how long one keeps other threads waiting, and what it then does
 
 
 class _TooLong(BaseException):  # a template's own filters catch Exception
@@ -27,6 +30,26 @@ _clock = threading.local()  # now: what a template of this thread takes for the 
 
 def _strftime_now(format: str) -> str:
     return (getattr(_clock, "now", None) or datetime.now()).strftime(format)
+
+
+def _watch(seconds: float) -> None:
+    """End the template that this thread renders after some seconds, and let other threads run beside it: a loop in
+    Python gives way every 5 ms only, and an answer asks for its turn hundreds of times.
+    """
+    ends = time.monotonic() + seconds
+    gives_way = time.monotonic() + _ALONE
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal gives_way
+        now = time.monotonic()
+        if now > ends:
+            raise _TooLong
+        if now > gives_way:
+            time.sleep(_RESTS)
+            gives_way = time.monotonic() + _RUNS
+        return trace if frame.f_code.co_filename == "<template>" else None
+
+    sys.settrace(trace)
 
 
 class Template:
@@ -96,6 +119,7 @@ class Template:
                 given = {"add_generation_prompt": answers, "tokenize": False, **settings}
                 _clock.now = now
                 self._compiled.environment.globals["strftime_now"] = _strftime_now
+                _watch(SECONDS)
                 found.append(self._tokenizer.apply_chat_template(messages, **given))
             except BaseException as error:
                 found.append(error)
@@ -103,10 +127,9 @@ class Template:
         thread = threading.Thread(target=render, daemon=True)
         thread.start()
         thread.join(SECONDS)
-        if thread.is_alive():  # a loop of a template is one of Python, which this ends
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_TooLong))
+        text = found[0] if found else _TooLong()  # which it raises itself, or will
+        if isinstance(text, _TooLong):
             raise UserError(f"messages: the model's template was not done with them in {SECONDS:g} s")
-        (text,) = found
         if isinstance(text, BaseException):
             raise UserError(f"messages: the model's template refuses them ({in_one_line(text)[:300]})") from text
         if len(text) > CHARACTERS:

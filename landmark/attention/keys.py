@@ -37,7 +37,8 @@ class Keys:
 
     offset: fraction of a head's channels, the last ones, with the key of the normal token before. landmark: "token"; or
     "mean" for one whose key has the mean of its block added. rope_base: base of the rotary positions; or (d/2,),
-    radians per position of each pair. unrotated_layers: layers whose queries and keys have no positions.
+    radians per position of each pair. unrotated_layers: layers whose queries and keys have no positions. width: W of
+    blocks whose landmarks take no position; None: they take one, as in the paper.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class Keys:
         landmark: str = "token",
         rope_base: float | Tensor = 10000.0,
         unrotated_layers: Collection[int] = (),
+        width: int | None = None,
     ):
-        self.offset, self.landmark, self.rope_base = offset, landmark, rope_base
+        self.offset, self.landmark, self.rope_base, self.width = offset, landmark, rope_base, width
         self.unrotated_layers = frozenset(unrotated_layers)
-        self._rotary, self._unrotated = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
+        self._rotary, self._unrotated = RotaryTable(rope_base, width), RotaryTable(torch.zeros(1))
 
     def rotary(self, layer: int) -> RotaryTable:
         """The rotary factors of a layer."""

@@ -90,6 +90,11 @@ def blocks_and_landmarks(phase: Tensor, length: int, block_size: int) -> tuple[T
     return position // (block_size + 1), position % (block_size + 1) == block_size
 
 
+def text_positions(stream: Tensor, width: int) -> Tensor:
+    """Positions of a stream, counted without landmarks; a landmark has that of the token behind it. width: W."""
+    return stream - stream // width
+
+
 def insert_landmarks(tokens: Tensor, position: int, block_size: int, landmark: int) -> tuple[Tensor, Tensor]:
     """Raw ids (B, n) with landmarks, (B, T), and the indices (n,) of the raw tokens among them.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON
+from landmark.attention.layout import text_positions
 from landmark.utils.constants import channels_of
 
 
@@ -98,11 +99,11 @@ rotation.register_autograd(_backward, setup_context=_keep)
 class RotaryTable:
     """The rotary factors of positions 0, 1, 2, …, computed once and extended when a later position is needed.
 
-    base: as in `rotary_factors`.
+    base: as in `rotary_factors`. width: W of blocks whose landmarks take no position (`text_positions`); None: they do.
     """
 
-    def __init__(self, base: float | Tensor = 10000.0):
-        self.base = base
+    def __init__(self, base: float | Tensor = 10000.0, width: int | None = None):
+        self.base, self.width = base, width
         self._tables: dict[tuple[int, torch.device, bool], Tensor] = {}
         self._last: tuple[tuple[object, ...], Tensor] = (), torch.empty(0)
 
@@ -112,6 +113,7 @@ class RotaryTable:
         table = self._tables.get(key)
         if table is None or len(table) < start + length:
             positions = torch.arange(max(1024, 2 * (start + length)), device=like.device)
+            positions = positions if self.width is None else text_positions(positions, self.width)
             table = self._tables[key] = rotary_factors(positions, like.shape[-1], self.base, like.dtype)
         return table[start : start + length]
 

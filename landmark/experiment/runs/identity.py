@@ -69,7 +69,8 @@ def run_settings(
 def _model(config: Config) -> dict[str, Any]:
     given = {key: value for key, value in asdict(config.model).items() if value is not None}
     if config.model.name is not None:  # its shape is its own
-        return {key: given[key] for key in _PRETRAINED if key in given}
+        landmarks = {"landmark_positions": False} if config.model.kind == "landmark" else {}
+        return {key: given[key] for key in _PRETRAINED if key in given} | landmarks
     model = {key: value for key, value in given.items() if key not in ("backend", "name", "alpha")}
     joint = {"joint_softmax": config.model.alpha} if config.model.alpha else {}
     return model | joint | {"rope_base": ROPE_BASE}

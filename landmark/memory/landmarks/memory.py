@@ -403,6 +403,7 @@ class Memory:
             "model.key_offset": self.keys.offset,
             "model.landmark_key": self.keys.landmark,
             "model.alpha": float(self.gate.alpha),
+            **({} if self.keys.width is None else {"landmark_positions": False}),
             "model": None if self.model is None else self.model(),
         }
 

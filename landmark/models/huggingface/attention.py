@@ -28,14 +28,24 @@ Attention = Callable[..., tuple[Tensor, Tensor | None]]
 class LandmarkWindow:
     """Landmark attention inside whole windows, in training. landmark_layers: numbers of the layers that use it. phase:
     (B,), tokens missing from each first block; with `cu_seqlens`, as of `landmark.attention.Packed`, (documents,).
+    seen: (B or 1, 1, T, T), bool, what each token sees in layers with a sliding window; None: there are none.
     """
 
     def __init__(
-        self, landmark_layers: frozenset[int], block_size: int, phase: Tensor, cu_seqlens: Tensor | None = None
+        self,
+        landmark_layers: frozenset[int],
+        block_size: int,
+        phase: Tensor,
+        cu_seqlens: Tensor | None = None,
+        seen: Tensor | None = None,
     ):
         self.landmark_layers, self.block_size = landmark_layers, block_size
-        self.phase, self.cu_seqlens = phase, cu_seqlens
+        self.phase, self.cu_seqlens, self._seen = phase, cu_seqlens, seen
         self.attended: set[int] = set()
+
+    def seen_in_window(self, queries: int, keys: int) -> Tensor | None:
+        """What the queries see of the keys in layers with a sliding window, (B or 1, 1, queries, keys), bool."""
+        return self._seen
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend inside the window. q (B, H, T, d) and k (B, H_kv, T, d) are rotated. Returns (B, H, T, d)."""
@@ -71,6 +81,8 @@ def _with_landmarks(original: Attention) -> Attention:
             return original(module, query, key, value, attention_mask, **kwargs)
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
         if layer not in landmarks.landmark_layers:
+            if (seen := landmarks.seen_in_window(query.shape[2], key.shape[2])) is not None:
+                return original(module, query, key, value, seen.to(query.device), **kwargs)
             out = _in_window(landmarks, query, key, value, **kwargs)
             return original(module, query, key, value, attention_mask, **kwargs) if out is None else (out, None)
         query, key, value = as_autocast(query, key, value)
@@ -106,9 +118,13 @@ def _in_window(
     return None if out is None else out.transpose(1, 2).contiguous()
 
 
-def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """The eager attention in the file of the module's model; transformers registers none."""
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
+def _eager(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The eager attention in the file of the module's model, which adds its mask; transformers registers none."""
+    if mask is not None and mask.dtype == torch.bool:
+        mask = q.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(q.dtype).min)
+    return sys.modules[type(module).__module__].eager_attention_forward(module, q, k, v, mask, **kwargs)
 
 
 ATTENTION = {"sdpa": "landmark_sdpa", "eager": "landmark_eager"}  # registered names, by the implementations replaced

@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    CacheLayerMixin,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from landmark.memory.blocks.cache import rotate_by
-from landmark.models.huggingface.families import FULL, HYBRID
+from landmark.models.huggingface.families import CHUNKED, FULL, HYBRID, SLIDING
 from landmark.utils.errors import UserError
 
 _STATES = "conv", "recurrent"
@@ -20,10 +25,15 @@ _STATES = "conv", "recurrent"
 
 @dataclass
 class Chunk:
-    """The chunk that is being read. positions: (1, T), None between chunks. attended: the layers that have attended."""
+    """The chunk that is being read. positions: (1, T), None between chunks. attended: the layers that have attended.
+    text: the places of the text's tokens among its tokens, where it has landmarks. seen: of these and the keys before,
+    once a layer with a sliding window has asked.
+    """
 
     positions: Tensor | None = None
     attended: set[int] = field(default_factory=set)
+    text: Tensor | None = None
+    seen: Tensor | None = None
 
 
 class MemoryLayer(CacheLayerMixin):
@@ -68,9 +78,39 @@ class MemoryAndStateLayer(LinearAttentionLayer, MemoryLayer):  # pyright: ignore
     update = MemoryLayer.update
 
 
-def new_layers(kinds: Sequence[tuple[str, dict[str, Any]]], chunk: Chunk) -> list[Any]:
-    """Layers that have read nothing. kinds: of `landmark.models.huggingface.families.cache_layers`."""
-    own = {FULL: MemoryLayer, HYBRID: MemoryAndStateLayer}
+class TextWindowLayer(DynamicSlidingWindowLayer):
+    """A layer with a sliding window of a text with landmarks, which it does not keep: no later token sees them."""
+
+    def __init__(self, chunk: Chunk, number: int, sliding_window: int):
+        super().__init__(sliding_window)
+        self._chunk = chunk
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The text before and the chunk, with its landmarks."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self._chunk.text is not None
+        text = self._chunk.text.to(key_states.device)
+        keys, values = self._behind(key_states, value_states)
+        kept = self._behind(*(x.index_select(2, text) for x in (key_states, value_states)))
+        self.keys, self.values = (x[:, :, 1 - self.sliding_window :] for x in kept)
+        self.cumulative_length += len(text)
+        return keys, values
+
+    def _behind(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """These keys and values behind those that are kept."""
+        assert self.keys is not None
+        assert self.values is not None
+        return torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+
+
+def new_layers(kinds: Sequence[tuple[str, dict[str, Any]]], chunk: Chunk, with_landmarks: bool) -> list[Any]:
+    """Layers that have read nothing. kinds: of `landmark.models.huggingface.families.cache_layers`. with_landmarks:
+    whether the text has some.
+    """
+    own: dict[str, Any] = {FULL: MemoryLayer, HYBRID: MemoryAndStateLayer}
+    if with_landmarks:
+        own |= {SLIDING: TextWindowLayer, CHUNKED: TextWindowLayer}
     return [
         own[kind](chunk, number, **given) if kind in own else DYNAMIC_LAYER_TYPE_MAPPING[kind](**given)
         for number, (kind, given) in enumerate(kinds)

@@ -29,12 +29,9 @@ ROUTED = ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text")  # families whose ex
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 # Rope types whose frequencies do not depend on the length of the text.
 STATIC = ("default", "linear", "llama3", "yarn", "proportional", "ntk_alpha")
-FULL, SLIDING, HYBRID = (
-    "full_attention",
-    "sliding_attention",
-    "hybrid",
-)  # a hybrid layer has full attention and a recurrent state
-BESIDE = ("sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid_sliding", "moe", "mlp")
+# A hybrid layer has full attention and a recurrent state.
+FULL, SLIDING, CHUNKED, HYBRID = "full_attention", "sliding_attention", "chunked_attention", "hybrid"
+BESIDE = (SLIDING, CHUNKED, "linear_attention", "conv", "hybrid_sliding", "moe", "mlp")
 
 
 def check_model(model: Any, is_free: bool = False) -> None:
@@ -141,11 +138,23 @@ def shared_key_layers(model: PreTrainedModel) -> dict[int, int]:
     return {number: having[kinds[number]] for number, mode in enumerate(modes) if mode == "reuse"}
 
 
+class Slides(NamedTuple):
+    """The window of layers without full attention. size: its tokens. chunked: it begins anew after so many tokens."""
+
+    size: int
+    chunked: bool
+
+    @staticmethod
+    def of(config: Any) -> Slides | None:
+        """Of a decoder's configuration; None: there are no such layers."""
+        chunk, window = (_setting(config, name) for name in ("attention_chunk_size", "sliding_window"))
+        return Slides(window, False) if chunk is None and window is not None else chunk and Slides(chunk, True)
+
+
 def window_size(model: PreTrainedModel) -> int | None:
     """Tokens of the window of layers without full attention; None: there are none."""
-    config = text_config(model)
-    chunk = _setting(config, "attention_chunk_size")
-    return chunk if chunk is not None else _setting(config, "sliding_window")
+    slides = Slides.of(text_config(model))
+    return None if slides is None else slides.size
 
 
 def landmark_layers(model: PreTrainedModel) -> frozenset[int]:

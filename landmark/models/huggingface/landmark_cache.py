@@ -23,6 +23,7 @@ from transformers.cache_utils import (
 
 from landmark.attention import Scoring, Sinks
 from landmark.attention.keys import Keys
+from landmark.attention.layout import insert_landmarks, text_positions
 from landmark.memory.blocks.cache import BlockCache
 from landmark.memory.blocks.settings import BlockCacheSettings
 from landmark.memory.landmarks.memory import memory_of
@@ -31,8 +32,18 @@ from landmark.memory.retrievals import Observer
 from landmark.memory.saving import REMEDY
 from landmark.memory.text_memory import Piece, TextMemory
 from landmark.models.huggingface.attention import check_attended
-from landmark.models.huggingface.cache_layers import Chunk, MemoryLayer, content_of, copied, fill, following, new_layers
+from landmark.models.huggingface.cache_layers import (
+    Chunk,
+    MemoryLayer,
+    TextWindowLayer,
+    content_of,
+    copied,
+    fill,
+    following,
+    new_layers,
+)
 from landmark.models.huggingface.families import (
+    Slides,
     cache_layers,
     device_of_layer,
     inverse_frequencies,
@@ -48,6 +59,7 @@ from landmark.models.huggingface.families import (
 )
 from landmark.models.huggingface.padded_batch import Group, PaddedBatch
 from landmark.models.huggingface.tiny import halved
+from landmark.models.huggingface.windows import Stream
 from landmark.utils.errors import UserError
 from landmark.utils.files import open_written
 from landmark.utils.weights import weights_digest, weights_state
@@ -77,9 +89,15 @@ class LandmarkCache(Cache):
         block_size: int,
         settings: MemorySettings | BlockCacheSettings,
         observer: Observer | None = None,
+        landmark_positions: bool = False,
     ):
-        """An empty cache of a model. settings: of a text with landmarks, or without."""
+        """An empty cache of a model. settings: of a text with landmarks, or without. landmark_positions: as of
+        `LandmarkSettings`.
+        """
         self._kinds, self._shared_keys = cache_layers(model), shared_key_layers(model)
+        self._slides, self._block_size = Slides.of(text_config(model)), block_size
+        self._with_landmarks = isinstance(settings, MemorySettings)
+        self._width = block_size + 1 if self._with_landmarks and not landmark_positions else None
         self._chunk = Chunk()
         super().__init__(layers=self._new_layers())
         alone = MemoryLayer, DummyLayer
@@ -107,7 +125,7 @@ class LandmarkCache(Cache):
     ) -> TextMemory:
         """A memory of a text with landmarks, or without."""
         if isinstance(settings, MemorySettings):
-            keys = Keys(0.0, "token", memory_frequencies(model), self._unrotated)
+            keys = Keys(0.0, "token", memory_frequencies(model), self._unrotated, self._width)
             scoring = Scoring(softcap=softcap_of(model))
             return memory_of(block_size, settings, keys=keys, scoring=scoring, observer=observer)
         memory = BlockCache(
@@ -122,7 +140,7 @@ class LandmarkCache(Cache):
         return memory
 
     def _new_layers(self) -> list[Any]:
-        return new_layers(self._kinds, self._chunk)
+        return new_layers(self._kinds, self._chunk, self._with_landmarks)
 
     def _copy(self, memory: TextMemory) -> LandmarkCache:
         """A copy with another memory, whose other layers have read nothing."""
@@ -232,8 +250,12 @@ class LandmarkCache(Cache):
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
         self.memory.begin(prefill)
+        stream = torch.arange(self.memory.position, self.memory.position + length, device=device)
         if self.has_others or self.memory.is_rotated:
-            positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
+            positions = positions + (stream if self._width is None else text_positions(stream, self._width))
+        if self._with_landmarks and self.has_others:
+            _, self._chunk.text = insert_landmarks(ids, self.memory.position, self._block_size, 0)
+        self._chunk.seen = None
         before = self._copies_of_others()
         self._chunk.positions = positions
         self._chunk.attended.clear()
@@ -253,6 +275,20 @@ class LandmarkCache(Cache):
             self._settled = self.memory.position, self._copies_of_others()
         if self.memory.is_end(ids.shape[1], self._local):
             self.add_mark()
+
+    def seen_in_window(self, queries: int, keys: int) -> Tensor | None:
+        """See `LandmarkWindow.seen_in_window`; None: what transformers' mask says."""
+        if self._slides is None or not self._with_landmarks or queries == 1:
+            return None
+        if self._chunk.seen is None:
+            assert self._chunk.text is not None
+            device, read, width = self._chunk.text.device, self.memory.tokens_read, self._block_size + 1
+            stream = torch.arange(self.memory.position, self.memory.position + queries, device=device)
+            before = torch.arange(read - keys + queries, read, device=device)
+            positions = torch.cat([before, text_positions(stream, width)])
+            landmarks = torch.cat([torch.zeros_like(before, dtype=torch.bool), stream % width == width - 1])
+            self._chunk.seen = Stream(positions[None], landmarks[None]).seen(queries, self._slides)
+        return self._chunk.seen
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
@@ -275,7 +311,7 @@ class LandmarkCache(Cache):
     def _put(self, others: Mapping[int, Any]) -> None:
         for number, layer in others.items():
             self.layers[number] = layer
-            if isinstance(layer, MemoryLayer):
+            if isinstance(layer, MemoryLayer | TextWindowLayer):
                 layer._chunk = self._chunk
 
     @property

@@ -30,10 +30,10 @@ from landmark.models.huggingface.chunked_forward import (
     check_positions,
     last_columns,
 )
-from landmark.models.huggingface.families import check_model, landmark_layers
+from landmark.models.huggingface.families import Slides, check_model, landmark_layers, text_config
 from landmark.models.huggingface.landmark_cache import LandmarkCache
 from landmark.models.huggingface.next_token import replaying
-from landmark.models.huggingface.windows import check_windows
+from landmark.models.huggingface.windows import Stream, check_windows
 from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
 
@@ -44,13 +44,15 @@ SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 class LandmarkSettings:
     """How a model reads with landmarks, as its config.json has it. token: the landmark's id; None: the text has none,
     and blocks are found by a summary of their keys (`memory` are then `BlockCacheSettings`). block_size: ℓ. local:
-    tokens of a text read at a time.
+    tokens of a text read at a time. landmark_positions: whether a landmark takes a position, as in the paper; else it
+    has that of the token behind it, so that the text has its own.
     """
 
     token: int | None
     block_size: int = setting(least=1)
     local: int = setting(least=1)
     memory: MemorySettings | BlockCacheSettings = MemorySettings()  # noqa: RUF009 (it is frozen)
+    landmark_positions: bool = False
 
     def saved(self) -> dict[str, Any]:
         """As config.json has it."""
@@ -76,6 +78,7 @@ class LandmarkModel(_Base):
         """New weights, or those that `from_pretrained` fills. Raises UserError for a config without settings of
         landmarks, or of a model that cannot have them.
         """
+        _from_before(config)
         settings = saved_settings(config)
         super().__init__(config, *args, **kwargs)
         prepare(cast(Any, self), settings)
@@ -102,7 +105,8 @@ class LandmarkModel(_Base):
         `BlockCacheSettings` without landmarks.
         """
         landmarks = self.landmarks
-        return LandmarkCache(cast(Any, self), landmarks.block_size, landmarks.memory.updated(settings), observer)
+        given = landmarks.block_size, landmarks.memory.updated(settings), observer, landmarks.landmark_positions
+        return LandmarkCache(cast(Any, self), *given)
 
     def forward(
         self,
@@ -168,10 +172,15 @@ class LandmarkModel(_Base):
         if token is None:
             raise UserError("phase: this model reads without landmarks, so there are no windows with them")
         check_windows(given, phase, cu_seqlens, token, block_size)
-        window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
+        tokens = given["input_ids"] if given["inputs_embeds"] is None else given["inputs_embeds"]
+        stream = Stream.of_windows(phase.to(tokens.device, non_blocking=True), tokens.shape[1], block_size, cu_seqlens)
+        slides = Slides.of(text_config(cast(Any, self)))
+        seen = None if slides is None else stream.seen(tokens.shape[1], slides)
+        window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens, seen)
         given |= {"landmarks": window, "use_cache": False}
+        if not self.landmarks.landmark_positions:
+            given["position_ids"] = stream.positions
         if self.config.model_type == "gemma3":  # which of the tokens are of images
-            tokens = given["input_ids"] if given["inputs_embeds"] is None else given["inputs_embeds"]
             given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
         outputs = super().forward(**given)
         check_attended(window.landmark_layers, window.attended)
@@ -377,6 +386,21 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
         check_model(model, is_free=settings.token is None)
         model.set_attn_implementation(with_landmarks(implementation) or ATTENTION["sdpa"])
     setattr(model.config, SETTINGS, settings.saved())
+
+
+def _from_before(config: Any) -> None:
+    """Complete the settings of a model that was saved when a landmark always took a position, and sliding windows
+    showed it. Raises UserError where a layer has such a window.
+    """
+    saved = getattr(config, SETTINGS, None)
+    if not isinstance(saved, dict) or "landmark_positions" in saved:
+        return
+    if saved.get("token") is not None and Slides.of(config.get_text_config(decoder=True)) is not None:
+        raise UserError(
+            "the model has learned landmarks that its layers with a sliding window saw, and here they do not: "
+            "fine-tune it again"
+        )
+    saved["landmark_positions"] = saved.get("token") is not None
 
 
 def saved_settings(config: Any) -> LandmarkSettings:

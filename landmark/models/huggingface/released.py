@@ -56,7 +56,7 @@ def recover(
         if abs(float(found) - check_sum) > 1e-2:
             raise UserError(f"{base} + {diff}: all weights add up to {float(found):.4f}, not to {check_sum}")
     block_size, reading = int(settings.get("mem_freq", BLOCK_SIZE)), MemorySettings().updated(memory)
-    return attach(model, LandmarkSettings(token, block_size, local, reading)), tokenizer
+    return attach(model, LandmarkSettings(token, block_size, local, reading, landmark_positions=True)), tokenizer
 
 
 def _add_difference(model: Any, diff: Path) -> None:

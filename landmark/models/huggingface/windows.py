@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from landmark.attention.layout import check_phase, insert_landmarks
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.models.huggingface.families import Slides
 
 
 class LandmarkCollator:
@@ -111,6 +114,40 @@ def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor 
         document = torch.bucketize(place, bounds[1:], right=True).clamp(max=len(phase) - 1)
         place = (phase[document] + place - bounds[document])[None]
     return place % (block_size + 1) == block_size
+
+
+class Stream(NamedTuple):
+    """Tokens of texts with landmarks, (B or 1, K) each. positions: in the text; a landmark has that of the token behind
+    it. landmarks: bool, where they are. documents: their numbers, where several do not see each other (None: one).
+    """
+
+    positions: Tensor
+    landmarks: Tensor
+    documents: Tensor | None = None
+
+    @staticmethod
+    def of_windows(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor | None) -> Stream:
+        """Whole windows of `length` tokens. phase, cu_seqlens: as of `is_landmark`."""
+        landmarks = is_landmark(phase, length, block_size, cu_seqlens)
+        before = (~landmarks).cumsum(1) - (~landmarks).long()
+        if cu_seqlens is None:
+            return Stream(before, landmarks)
+        bounds = cu_seqlens.to(phase.device, non_blocking=True)
+        documents = torch.bucketize(torch.arange(length, device=phase.device), bounds[1:], right=True)[None]
+        return Stream(before - before[0, bounds[documents]], landmarks, documents)
+
+    def seen(self, queries: int, slides: Slides) -> Tensor:
+        """What the last of these tokens see in a layer with a sliding window, (B or 1, 1, queries, K), bool: the text
+        that is near enough, and themselves. No other token sees a landmark there.
+        """
+        at = torch.arange(self.positions.shape[1], device=self.positions.device)
+        before = at <= (own := at[-queries:, None])
+        positions, mine = self.positions[:, None], self.positions[:, -queries:, None]
+        near = mine // slides.size == positions // slides.size if slides.chunked else mine - positions < slides.size
+        seen = before & near & ~self.landmarks[:, None]
+        if self.documents is not None:
+            seen &= self.documents[:, -queries:, None] == self.documents[:, None]
+        return (seen | (at == own))[:, None]
 
 
 def check_windows(given: Mapping[str, Any], phase: Tensor, bounds: Tensor | None, token: int, block_size: int) -> None:

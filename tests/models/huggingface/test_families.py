@@ -3,6 +3,7 @@ docs/families.md."""
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -30,10 +31,20 @@ def implementation(family: str) -> str:
 
 
 def explicit(original, module, q, k, v, mask, **given):
-    """Attention by the paper's equations, each weight by itself; layers with a window as they are."""
+    """Attention by the paper's equations, each weight by itself. In layers with a window each token sees the text there
+    that is near enough, and a landmark sees itself too."""
     kind = families.layer_types(module.owner())[module.layer_idx]
     if given.get("sliding_window") is not None or kind != "full_attention":
-        return original(module, q, k, v, mask, **given)
+        seen = torch.zeros(len(q), 1, q.shape[2], q.shape[2], dtype=torch.bool)
+        for sample, phase in enumerate(PHASE[0].tolist()):
+            texts = [(phase + place) % (BLOCK + 1) != BLOCK for place in range(q.shape[2])]
+            for i in range(q.shape[2]):
+                for j in range(i + 1):
+                    here, there = sum(texts[:i]), sum(texts[:j])
+                    near = here // 12 == there // 12 if kind == "chunked_attention" else here - there < 12
+                    seen[sample, 0, i, j] = (near and texts[j]) or i == j
+        added = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, torch.finfo(q.dtype).min)
+        return original(module, q, k, v, added, **given)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores, sinks, cap = (q @ k.mT) * given["scaling"], given.get("s_aux"), given.get("softcap")
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
@@ -69,7 +80,8 @@ def by_the_equations(wrapped, tokens, phase):
             object.__setattr__(module, "owner", lambda: plain)
     plain.set_attn_implementation(f"explicit_{plain.config._attn_implementation}")
     PHASE[:] = [phase]
-    return plain(tokens, use_cache=False).logits
+    is_text = tokens != wrapped.landmarks.token
+    return plain(tokens, position_ids=is_text.cumsum(1) - is_text.long(), use_cache=False).logits
 
 
 def greedily(model, ids, count):
@@ -160,7 +172,9 @@ def test_few_blocks_are_those_of_our_memory_on_the_same_weights(granularity):
     memory holds everything."""
     settings = MemorySettings(k=3, granularity=granularity, max_blocks=9)
     wrapped = wrap(make_model("llama"), make_tokenizer(), block_size=BLOCK, memory=vars(settings), local=17).double()
+    given = replace(wrapped.landmarks, landmark_positions=True)  # as in the paper
     plain, expected, memory = unwrap(copy.deepcopy(wrapped)), [], memory_of(BLOCK, settings)
+    wrapped = attach(unwrap(wrapped), given)
     AttentionInterface.register("by_memory", partial(by_memory, memory))
     plain.set_attn_implementation("by_memory")
     ids = torch.randint(0, 256, (2, 120), generator=torch.Generator().manual_seed(1))

@@ -228,7 +228,7 @@ def test_generates_without_a_memory_on_request(wrapped, ids):
         wrapped(ids)
         found = wrapped.generate(ids, past_key_values=DynamicCache(), **settings)
     assert torch.equal(found, plain.generate(ids, suppress_tokens=[wrapped.landmarks.token], **settings))
-    assert not torch.equal(found, wrapped.generate(ids, **settings))
+    assert not torch.equal(wrapped(ids).logits, read(wrapped, ids))
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Fine-tuning with transformers' own Trainer: windows with their landmarks, their loss, what is refused; compiling."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, 
 from landmark.attention.layout import insert_landmarks
 from landmark.memory.blocks import attention as sparse_attention
 from landmark.memory.blocks import prefill_kernels
-from landmark.models.huggingface import LandmarkCollator, wrap
+from landmark.models.huggingface import LandmarkCollator, attach, unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.models.huggingface.conftest import make_config, make_model, make_tokenizer, wrapped_model
 
@@ -65,6 +66,22 @@ def test_windows_and_labels_are_those_of_the_drawing(wrapped):
     masked = {"input_ids": [9, 1, 2, 3], "attention_mask": [0, 1, 1, 1], "labels": [-100, -100, 2, 3]}
     batch = LandmarkCollator(wrapped)([masked])
     assert batch["shift_labels"].tolist() == [[2, 3, -100, -100]]
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@torch.no_grad()
+def test_packed_documents_are_read_as_each_alone(positions, tokenizer):
+    """Also where a layer slides, and whether or not landmarks take positions, as in the paper."""
+    wrapped = wrapped_model("gemma3", tokenizer).double()
+    settings = replace(wrapped.landmarks, landmark_positions=positions)
+    wrapped = attach(unwrap(wrapped), settings)
+    texts = [torch.arange(60, 60 + length) for length in (31, 19)]
+    packed = LandmarkCollator(wrapped, packed=True)([{"input_ids": text} for text in texts])
+    labels = "labels", "shift_labels"
+    found = wrapped(**{name: x for name, x in packed.items() if name not in labels}).logits
+    alone = [LandmarkCollator(wrapped)([{"input_ids": text}]) for text in texts]
+    expected = [wrapped(batch["input_ids"], phase=batch["phase"]).logits for batch in alone]
+    torch.testing.assert_close(found, torch.cat(expected, 1), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("family", "packed"), [("llama", False), ("gemma3", True)])

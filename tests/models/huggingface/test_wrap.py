@@ -1,6 +1,7 @@
 """The changes of `wrap`, the models and settings it refuses, and what is undone by `unwrap`."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaModel, TorchAoConfig
 from landmark.attention.layout import insert_landmarks
 from landmark.models.huggingface import LANDMARK, LandmarkModel, attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
 from landmark.utils.weights import weights_digest
 from tests.models.huggingface.conftest import (
     SETTINGS,
@@ -33,6 +35,25 @@ def test_a_row_that_is_there_already_is_used_and_a_tokenizer_with_landmarks_refu
     torch.testing.assert_close(weight[257], torch.cat([weight[:257], weight[258:]]).mean(0))
     with pytest.raises(UserError, match=r"already.*load"):
         wrap(make_model("llama"), tokenizer)
+
+
+def test_a_folder_from_when_landmarks_took_positions_is_read_so_or_refused(ids, tmp_path):
+    """A sliding window showed them too then, to which a model has got used."""
+    for family in ("gemma3", "llama"):
+        wrapped = wrapped_model(family, tokenizer := make_tokenizer())
+        wrapped.save_pretrained(tmp_path / family)
+        tokenizer.save_pretrained(tmp_path / family)
+        config = read_json(file := tmp_path / family / "config.json")
+        assert config["landmark"].pop("landmark_positions") is False
+        write_json(file, config)
+    found, _ = load(tmp_path / "llama")
+    assert found.landmarks.landmark_positions
+    assert not torch.equal(read(found, ids), read(wrapped, ids))
+    settings = replace(wrapped.landmarks, landmark_positions=True)
+    paper = attach(unwrap(wrapped), settings)
+    assert torch.equal(read(found, ids), read(paper, ids))
+    with pytest.raises(UserError, match="fine-tune it again"):
+        load(tmp_path / "gemma3")
 
 
 def bare(family="llama", **changes):

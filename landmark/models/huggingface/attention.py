@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class LandmarkWindow:
         self.landmark_layers, self.block_size = landmark_layers, block_size
         self.phase, self.cu_seqlens, self._seen = phase, cu_seqlens, seen
         self.attended: set[int] = set()
+        self.text_of_chunk = None  # it has windows
 
     def seen_in_window(self, queries: int, keys: int) -> Tensor | None:
         """What the queries see of the keys in layers with a sliding window, (B or 1, 1, queries, keys), bool."""
@@ -82,8 +84,11 @@ def _with_landmarks(original: Attention) -> Attention:
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
         if layer not in landmarks.landmark_layers:
             if (seen := landmarks.seen_in_window(query.shape[2], key.shape[2])) is not None:
-                return original(module, query, key, value, seen.to(query.device), **kwargs)
-            out = _in_window(landmarks, query, key, value, **kwargs)
+                attention_mask = seen = seen.to(query.device)
+                attend = partial(original, module, **kwargs)
+                out = _text_in_window(landmarks, attend, query, key, value, seen, **kwargs)
+            else:
+                out = _in_window(landmarks, query, key, value, **kwargs)
             return original(module, query, key, value, attention_mask, **kwargs) if out is None else (out, None)
         query, key, value = as_autocast(query, key, value)
         with without_autocast(query):
@@ -116,6 +121,26 @@ def _in_window(
         return None
     out = window_attention(query, key, value, window=sliding_window, scale=scaling)
     return None if out is None else out.transpose(1, 2).contiguous()
+
+
+def _text_in_window(
+    landmarks: Any, attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, seen: Tensor, **kwargs: Any
+) -> Tensor | None:
+    """What a layer with a sliding window returns of a cache's chunk with landmarks: the text as if there were none, and
+    the few landmarks by what they have `seen`; None: not faster.
+    """
+    if (text := landmarks.text_of_chunk) is None:
+        return None
+    text, before = text.to(query.device), key.shape[2] - query.shape[2]
+    at = torch.cat([torch.arange(before, device=query.device), before + text])
+    own = _in_window(landmarks, query[:, :, text], key[:, :, at], value[:, :, at], **kwargs)
+    if own is None:
+        return None
+    out = own.new_empty(len(own), query.shape[2], *own.shape[2:])
+    others = torch.ones(query.shape[2], dtype=torch.bool, device=query.device).index_fill(0, text, False)
+    out[:, text] = own
+    out[:, others] = attend(query[:, :, others], key, value, seen[:, :, others])[0]
+    return out
 
 
 def _eager(

@@ -290,6 +290,11 @@ class LandmarkCache(Cache):
             self._chunk.seen = Stream(positions[None], landmarks[None]).seen(queries, self._slides)
         return self._chunk.seen
 
+    @property
+    def text_of_chunk(self) -> Tensor | None:
+        """The places of the text among the tokens of the chunk, where it has landmarks."""
+        return self._chunk.text
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
         assert self._chunk.positions is not None  # or `MemoryLayer.update` had raised

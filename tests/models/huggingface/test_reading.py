@@ -10,7 +10,7 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import DynamicCache, GenerationConfig
 
 from landmark.attention.layout import insert_landmarks
-from landmark.models.huggingface import unwrap, wrap
+from landmark.models.huggingface import attention, unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.models.huggingface.conftest import BLOCK, FREE, fail_at, make_tokenizer, read, wrapped_model
 
@@ -95,6 +95,22 @@ def test_another_autocast_between_chunks_is_refused(wrapped, ids):
         wrapped(ids[:, :11], past_key_values=same)
         found, expected = (wrapped(ids[:, 11:], past_key_values=each).logits for each in (memory, same))
     assert torch.equal(found, expected)
+
+
+def test_a_window_of_the_text_alone_is_what_its_mask_says(ids, tokenizer, monkeypatch):
+    """Where the text of a layer with a sliding window is read apart from its landmarks, which is faster in bfloat16."""
+    wrapped, calls = wrapped_model("gemma3", tokenizer).double(), []
+    expected = read(wrapped, ids, parts=13)
+
+    def in_window(q, k, v, *, window, scale):
+        calls.append(q.shape[2])
+        distance = k.shape[2] - q.shape[2] + torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return ((q @ k.mT * scale).masked_fill((distance < 0) | (distance >= window), -torch.inf)).softmax(-1) @ v
+
+    monkeypatch.setattr(attention, "window_attention", in_window)
+    torch.testing.assert_close(read(wrapped, ids, parts=13), expected, rtol=0, atol=1e-10)
+    assert calls == [9, 4, 9, 4, 4]
 
 
 def test_reading_in_training_mode_is_refused(wrapped, ids):

@@ -147,8 +147,10 @@ class Slides(NamedTuple):
     @staticmethod
     def of(config: Any) -> Slides | None:
         """Of a decoder's configuration; None: there are no such layers."""
-        chunk, window = (_setting(config, name) for name in ("attention_chunk_size", "sliding_window"))
-        return Slides(window, False) if chunk is None and window is not None else chunk and Slides(chunk, True)
+        if (chunk := _setting(config, "attention_chunk_size")) is not None:
+            return Slides(chunk, True)
+        window = _setting(config, "sliding_window")
+        return None if window is None else Slides(window, False)
 
 
 def window_size(model: PreTrainedModel) -> int | None:

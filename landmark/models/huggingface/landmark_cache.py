@@ -278,11 +278,11 @@ class LandmarkCache(Cache):
 
     def seen_in_window(self, queries: int, keys: int) -> Tensor | None:
         """See `LandmarkWindow.seen_in_window`; None: what transformers' mask says."""
-        if self._slides is None or not self._with_landmarks or queries == 1:
+        if (text := self._chunk.text) is None or len(text) == queries:  # the chunk has no landmark
             return None
         if self._chunk.seen is None:
-            assert self._chunk.text is not None
-            device, read, width = self._chunk.text.device, self.memory.tokens_read, self._block_size + 1
+            assert self._slides is not None
+            device, read, width = text.device, self.memory.tokens_read, self._block_size + 1
             stream = torch.arange(self.memory.position, self.memory.position + queries, device=device)
             before = torch.arange(read - keys + queries, read, device=device)
             positions = torch.cat([before, text_positions(stream, width)])

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -139,6 +140,13 @@ def keep_memory() -> None:
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD)):
             mallopt(setting, value)
+
+
+def return_memory() -> None:
+    """Give the system back what nothing uses, in which there may be gigabytes of a training that has ended."""
+    gc.collect()  # what a trainer, its callbacks and its optimizer refer to in turn
+    if (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        malloc_trim(0)
 
 
 def set_up_cpu() -> None:

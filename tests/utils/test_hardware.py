@@ -20,24 +20,32 @@ subprocess.run([sys.executable, "-c", {MEASURED!r}], check=True)
 
 PAGES = """
 import resource, sys, torch
-from landmark.utils.hardware import keep_memory
+from landmark.utils.hardware import keep_memory, return_memory
 if sys.argv[1:]:
     keep_memory()
 for _ in range(12):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.zeros(1 << 25), torch.zeros(1 << 24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+before = resident()
+return_memory()
+print(before - resident())
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="is of glibc")
-def test_memory_that_is_kept_is_not_mapped_again():
-    """Page faults of 200 MB of tensors that come once more."""
-    kept, usual = (
-        int(subprocess.run([sys.executable, "-c", PAGES, *given], stdout=subprocess.PIPE, check=True).stdout)
+def test_memory_that_is_kept_is_not_mapped_again_and_can_be_returned():
+    """Page faults of 200 MB of tensors that come once more, and what then goes back to the system."""
+    (kept, returned), (usual, _) = (
+        map(
+            int,
+            subprocess.run([sys.executable, "-c", PAGES, *given], stdout=subprocess.PIPE, check=True).stdout.split(),
+        )
         for given in (["keep"], [])
     )
     assert kept < 100 < usual
+    assert returned > 150e6
 
 
 @pytest.mark.skipif(not LINUX, reason="counts the parent elsewhere")

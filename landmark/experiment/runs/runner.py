@@ -20,7 +20,7 @@ from landmark.experiment.tracking.tracker import Tracker
 from landmark.utils.collection import without_collection
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import write_json
-from landmark.utils.hardware import cores, device_of, leave_busy_cores, set_up_cpu
+from landmark.utils.hardware import cores, device_of, leave_busy_cores, return_memory, set_up_cpu
 from landmark.utils.progress import progress_bar
 from landmark.utils.team import started_together
 from landmark.utils.trust import name_modules
@@ -106,6 +106,7 @@ class Runner:
             if has_record:
                 _log.warning("%s has a record but no weights: training it again", run.folder)
             self._train(run)
+        return_memory()
         return True
 
     def _check_weights(self, run: Run) -> None:

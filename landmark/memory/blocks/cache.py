@@ -660,8 +660,8 @@ class BlockCache:
         lse: Tensor,
         blocks: Tensor | None = None,
     ) -> None:
-        """Tell the observer which blocks each query of (C, G, T, d) reads. Where all keys share a softmax and heads choose
-        together, also the blocks' shares of its attention.
+        """Tell the observer which blocks each query of (C, G, T, d) reads. Where all keys share a softmax and heads
+        choose together, also the blocks' shares of its attention.
         """
         assert self.observer is not None
         batch, length, weights = self.layers[layer].batch, q.shape[2], None

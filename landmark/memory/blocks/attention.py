@@ -52,8 +52,7 @@ class AttentionConfig:
     tile: τ, which divides ℓ or is a multiple of it. scale,
     softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels. scorer: of the layer. gates: whether
     chosen blocks weigh as its scores say, to each query of each head as its own. alone: whether each head chooses its
-    own blocks. together: caches whose heads choose together, as those of a sample. query_window: so many queries
-    choose together, the own one and those before it; with tile=1.
+    own blocks. together: caches whose heads choose together, as those of a sample.
     """
 
     block_size: int
@@ -68,7 +67,6 @@ class AttentionConfig:
     gates: bool = False
     alone: bool = False
     together: int = 1
-    query_window: int = 1
 
     @property
     def group(self) -> int:
@@ -91,8 +89,7 @@ class Text(NamedTuple):
 
     rotation: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
     places before the window (Section 3.2.1). None: they are read where they stand. rotated: with it, the summaries as
-    `rotated_summaries` returns them. factors: for kernels with `rotation`, see `block_rope_factors`. votes: with
-    `query_window`, [shares (C, queries, sets, blocks) of the last queries], or []; replaced at each reading.
+    `rotated_summaries` returns them. factors: for kernels with `rotation`, see `block_rope_factors`.
     """
 
     keys: Tensor
@@ -101,7 +98,6 @@ class Text(NamedTuple):
     rotation: Rotation | None = None
     rotated: Tensor | None = None
     factors: Tensor | None = None
-    votes: list[Tensor] | None = None
 
 
 def read_all(q: Tensor, text: Text, start: int, config: AttentionConfig) -> tuple[Tensor, Tensor]:
@@ -134,7 +130,7 @@ def read_chosen(q: Tensor, text: Text, start: int, config: AttentionConfig) -> t
     Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, n, k) that each tile reads; with `gates` no more
     than the last tile has, and those beyond a tile's far blocks weigh nothing; with `alone` (C, n·G, k).
     """
-    if q.shape[2] == config.tile == config.query_window == 1:
+    if q.shape[2] == config.tile == 1:
         return _read_one(q, text, start, config)
     (caches, heads, length, dim), size, tiles = q.shape, config.group, config.group // config.tile
     before = start % size
@@ -199,8 +195,7 @@ def read_tiles(
     step = max(1, together // (caches * choosing * count * config.block_size * dim))
     for first in range(0, len(far), step):
         part = slice(first, first + step)
-        here = slice(*(min(max(0, at - first), step) for at in asking))
-        chosen, gates = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], config, here)
+        chosen, gates = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], config)
         if gates is not None and (lacking := count - chosen.shape[2]):
             chosen, gates = F.pad(chosen, (0, lacking)), F.pad(gates, (0, lacking), value=-torch.inf)
         places = _places(text.keys, chosen, config)
@@ -261,14 +256,14 @@ def _of_heads(far: tuple[int, ...], heads: int) -> tuple[int, ...]:
 
 
 def _choose(
-    q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, config: AttentionConfig, here: slice = slice(None)
+    q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, config: AttentionConfig
 ) -> tuple[Tensor, Tensor | None]:
     """The blocks (C, n, k) that n tiles choose, in order where they are moved, and with `gates` theirs (C, n, G·τ, k).
 
     With `alone` (C, n·G, k), of each head of a tile, and (C, n·G, τ, k).
 
     q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, or with gates at least one, in order.
-    asks: (n, G·τ), bool, rows that choose; None: all do. here: with `query_window`, the same, of tiles.
+    asks: (n, G·τ), bool, rows that choose; None: all do.
     """
     least, count = far[0], far[-1]
     q, summaries = q * config.scale, text.summaries[:, :count]
@@ -295,8 +290,6 @@ def _choose(
     shares = _shares(scores, seen, asks).amax(2)
     if config.together > 1:
         shares = shares.unflatten(0, (-1, config.together)).amax(1).repeat_interleave(config.together, 0)
-    if text.votes is not None:
-        shares = _of_window(shares.unflatten(1, (len(far), -1)), here, text.votes, config.query_window).flatten(1, 2)
     shares[..., : config.sinks].fill_(torch.inf)
     chosen = highest(shares, seen, config.k)
     chosen = chosen if text.rotation is None else chosen.sort(-1).values
@@ -319,23 +312,6 @@ def _choose(
         is_behind = chosen >= constant(behind_each, q.device)[:, None]
         gates = gates.masked_fill(is_behind[:, :, None], -torch.inf)
     return chosen, gates.to(torch.promote_types(gates.dtype, torch.float32))
-
-
-def _of_window(shares: Tensor, here: slice, votes: list[Tensor], window: int) -> Tensor:
-    """The largest share of each block that a query gives, or one of the window − 1 before it: (C, n, sets, s).
-
-    shares: the own ones. here: those of queries, others are padding. votes: as of `Text`.
-    """
-    own = shares[:, here]
-    if not own.shape[1]:
-        return shares
-    last = votes.pop() if votes else own[:, :0]
-    every = torch.cat([F.pad(last, (0, own.shape[3] - last.shape[3])), own], 1)
-    votes.append(every[:, -(window - 1) :])
-    best = F.max_pool1d(F.pad(every.flatten(2).mT, (window - 1, 0)), window, 1)[..., last.shape[1] :]
-    shares = shares.clone()
-    shares[:, here] = best.mT.unflatten(2, own.shape[2:])
-    return shares
 
 
 def rotated_summaries(summaries: Tensor, first: int, rotation: Rotation, config: AttentionConfig) -> Tensor:

@@ -139,7 +139,6 @@ class BlockCache:
         scorer: str | Mapping[str, Any] | BlockScorer = "mean_key",
         gates: bool = False,
         granularity: str = "per_token_and_group",
-        query_window: int = 1,
     ):
         """Start with nothing read. Raises UserError for a number out of range.
 
@@ -178,7 +177,6 @@ class BlockCache:
             scorer=scorer_of(scorer),
             gates=gates,
             alone=granularity in ("per_token_and_head", "per_head"),
-            query_window=query_window,
         )
         self._granularity = granularity
         self.unrotated_layers = frozenset(unrotated_layers)
@@ -278,7 +276,7 @@ class BlockCache:
         """How the queries (B, H, T, d) of a chunk are read."""
         length, config = q.shape[2], self._of_layer(layer)
         config = replace(config, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
-        if length > 1 and ((self._prefill and config.query_window == 1) or self._granularity == "per_head"):
+        if length > 1 and (self._prefill or self._granularity == "per_head"):
             config = replace(config, tile=self.block_size)
         if self._granularity == "per_token":
             state = self.layers[layer]
@@ -299,11 +297,9 @@ class BlockCache:
             stored = Text(keys, values, summaries)
         for first, stop, is_far, rotation in self._parts(layer, start, length, config, q.device.type):
             text, part = stored, queries[:, :, first - start : stop - start]
-            if is_far and config.query_window > 1:
-                text = text._replace(votes=state.votes)
             if rotation is not None:
                 rotated = state.rotated_summaries(rotation, config)
-                text = text._replace(
+                text = stored._replace(
                     rotation=rotation, rotated=rotated, factors=config.tiles_by and self._rope_factors(q.device)
                 )
             out, lse, *tiles = (read_chosen if is_far else read_all)(part, text, first, config)
@@ -325,7 +321,7 @@ class BlockCache:
     def _has_kernels(self, q: Tensor) -> bool:
         """Whether kernels read queries such as q."""
         found = has_kernels(q, self.block_size)
-        is_of_group = self._granularity == "per_token_and_group" and self._config.query_window == 1
+        is_of_group = self._granularity == "per_token_and_group"
         if found and (self._config.gates or not is_of_group or not self._config.scorer.has_kernels):
             scorer = f"retrieval.scorer={self._config.scorer.saved()}"
             own = scorer if is_of_group else f"{GRANULARITY}={self._granularity}"
@@ -694,7 +690,6 @@ class _Layer:
             self.summaries = self._scorer.summarise(none, none, 0)
         self.rotated = self.summaries  # as `rotated_summaries` returns them, of the first blocks
         self._num_rotated = 0
-        self.votes: list[Tensor] = []  # as of `Text`; not saved
         self.written = 0
 
     @property
@@ -769,7 +764,7 @@ class _Layer:
 
     def select(self, samples: Tensor) -> "_Layer":
         chosen = copy.copy(self)
-        chosen.batch, chosen.votes = len(samples), []
+        chosen.batch = len(samples)
         for name in ("keys", "values", "summaries", "rotated"):
             x = getattr(self, name)
             rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)

@@ -12,7 +12,6 @@ from landmark.utils.setting import setting
 _LEFT_OUT = {
     "k": 4,
     "gates": False,
-    "query_window": 1,
     "first": 0,
     "window": None,
     "dense": None,
@@ -47,12 +46,6 @@ class BlockCacheSettings(Settings):
         key="retrieval.gates",
         about="weigh chosen blocks by their scores, as the paper's grouped softmax does; else all keys share a softmax",
     )
-    query_window: int = setting(
-        1,
-        key="retrieval.query_window",
-        least=1,
-        about="so many queries choose together, the own one and those before it; in rows",
-    )
     first: int = setting(1, key="retrieval.first", least=0, about="first blocks of a text, always among the k")
     window: int = setting(512, key="memory.window", least=0, about="the last tokens, which every query reads")
     dense: int | None = setting(
@@ -70,11 +63,7 @@ class BlockCacheSettings(Settings):
     )
 
     def _rules(self) -> list[tuple[str, Any, str]]:
-        in_tiles = self.granularity == "per_head"
-        return [
-            ("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part"),
-            ("query_window", self.query_window > 1 and in_tiles, f"not with {self.shown('granularity')}"),
-        ]
+        return [("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part")]
 
     def saved(self) -> dict[str, Any]:
         """As files have them, for `from_saved`."""

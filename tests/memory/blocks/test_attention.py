@@ -102,18 +102,14 @@ def by_hand(q, text, start, config):
         """The blocks that this query reads, with the queries, heads and caches with which it chooses."""
         position = start + query
         tile = range(position // config.tile * config.tile, position // config.tile * config.tile + config.tile)
-        own = [[other - start for other in tile if 0 <= other - start < q.shape[2]]]
-        if config.query_window > 1:  # each with its own far blocks
-            own = [[other] for other in range(max(0, query - config.query_window + 1), query + 1)]
+        own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
         heads = [head] if config.alone else range(q.shape[1])
-        numbers = range(config.far(position))
+        numbers = range(far := config.far(position))
         found = [
-            shares(each, q[each, heads][:, those].flatten(0, 1), far, range(far), SCORERS[config.scorer])
+            shares(each, q[each, heads][:, own].flatten(0, 1), far, numbers, SCORERS[config.scorer])
             for each in (range(len(q)) if config.together > 1 else [cache])
-            for those in own
-            if (far := config.far(start + those[-1]))
         ]
-        found = [max(each) for each in itertools.zip_longest(*found, fillvalue=0)]
+        found = [max(each) for each in zip(*found, strict=True)]
         return sorted(n for _, n in sorted(zip(found, numbers, strict=True), reverse=True)[: config.k])
 
     out, lse, chosen = torch.empty_like(q), q.new_empty(q.shape[:3]), []
@@ -158,19 +154,6 @@ def test_queries_read_what_they_choose(shape):
     shares = shares_of_blocks(q, text, start, found[1], blocks, config)
     assert config.gates or (shares.sum(-1) < 1).all()
     assert (shares > 0).all()
-
-
-@pytest.mark.parametrize(("alone", "together"), [(True, 1), (False, 1), (False, CACHES)])
-@pytest.mark.parametrize("gates", [False, True])
-@pytest.mark.parametrize("window", [2, 7])
-def test_queries_choose_with_those_before(alone, together, gates, window):
-    config = AttentionConfig(4, 8, 3, 1, scale=0.4, alone=alone, together=together, gates=gates, query_window=window)
-    q, text, start = make(config, (3, 33))
-    expected, votes, at = by_hand(q, text, start, config), [], 0
-    for stop in (6, 7, 8, 20, 33):  # in any chunks
-        found = read_chosen(q[:, :, at:stop], text._replace(votes=votes), start + at, config)
-        torch.testing.assert_close(found[:2], tuple(x[:, :, at:stop] for x in expected[:2]), rtol=0, atol=1e-12)
-        at = stop
 
 
 @pytest.mark.parametrize("gates", [False, True])

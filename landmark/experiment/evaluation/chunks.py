@@ -44,15 +44,16 @@ def penultimate_chunk_start(model: DecoderConfig, config: Config, length: int, l
     landmarks, no more than k.
     """
     start, block, k = (-(-length // local) - 2) * local, model.block_size, config.retrieval.k
-    least, width = block or 0, (block or 0) + 1
+    least, width, few = block or 0, (block or 0) + 1, "no blocks to retrieve"
     if config.model.as_is and block is not None:
         settings = memory_settings(config)
         assert isinstance(settings, BlockCacheSettings)
-        least, width = max(-(-settings.window // block) * block + (k + 1) * block, settings.dense or 0), block
+        window, few = -(-settings.window // block) * block, "no more blocks to choose from than are read"
+        least, width = max(window + (k + 1) * block, settings.dense or 0), block
     if k == 0 or block is None or start < least:
         raise UserError(
             f"eval.task=unique_blocks: the last chunk but one of eval.length={length} tokens, "
-            f"eval.local={local} at a time, has no blocks to retrieve (retrieval.k={k})"
+            f"eval.local={local} at a time, has {few} (retrieval.k={k})"
         )
     return start // block * width + start % block
 

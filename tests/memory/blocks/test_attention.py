@@ -21,6 +21,7 @@ from landmark.memory.blocks.attention import (
 from landmark.memory.blocks.cache import BlockCache, rotate_by
 from landmark.memory.blocks.prefill_kernels import read_tiles
 from landmark.memory.blocks.scorers.mean_key import Scorer as MeanKey
+from landmark.utils.errors import UserError
 from tests.memory.blocks.best import Scorer as Best
 from tests.pairs import all_pairs, name_of
 from tests.tape import Tape
@@ -181,6 +182,13 @@ def test_an_observer_counts_the_distinct_blocks_of_a_chunk(granularity, gates):
     found = seen.summary()
     assert (found["samples"], found["blocks_cached"]) == (2, config.far(60))
     assert found["layers"] == [{"distinct_blocks": counts, "bytes_moved": pairs / 2 * 2 * size * DIM * 8}]
+
+
+def test_a_chunk_that_is_read_in_two_ways_is_not_counted():
+    given = {"observer": RetrievalStatistics(0, 60), "frequencies": torch.tensor([1.0]), "positions": 52}
+    x = torch.randn(1, 1, 60, 8)
+    with pytest.raises(UserError, match="the chunk at position 0 is read in another way from 24 on"):
+        BlockCache(4, 3, window=8, dense=0, **given).attend(0, x, x, x, Scoring())
 
 
 @pytest.mark.parametrize("window", [0, 8])

@@ -57,6 +57,10 @@ SHAPES = all_pairs(
     },
     lambda case: case["together"] == 1 or not case["alone"],
 )
+SHAPES += [  # in which the first tiles have fewer blocks than are read
+    SHAPES[0] | {"window": 0, "tile": tile, "place": (0, 12), "rotation": rotation, "alone": alone}
+    for tile, rotation, alone in [(1, None, False), (4, None, True), (1, turned, True)]
+]
 OF_KERNELS = all_pairs(
     {
         **READINGS,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,12 +80,18 @@ def with_rates(counts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Stored(NamedTuple):
-    """The counts of a layer's blocks that an observer is told. added: complete blocks. block_bytes: of one head."""
+@dataclass(frozen=True)
+class Stored:
+    """The counts of a layer's blocks that an observer is told. added: those from which the chunk's last query chooses.
+    block_bytes: of one head.
+    """
 
     added: int
     kv_heads: int
     block_bytes: int
+
+    def __len__(self) -> int:
+        return self.added
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Retrieval:
 
     position: stream position of the chunk's first token, landmarks included. ages: (B, H, H_kv or 1, T or 1, q), of the
     blocks, oldest first; 1 is the newest block, 0 no block. q is 0 where nothing is retrieved. weights: (B, H, T, q),
-    each block's share of a query's attention; None: a fused kernel ran. cmt_weight, retrieves: as of `Question`.
+    each block's share of a query's attention; None: not known, as a fused kernel ran or blocks have gates in a memory
+    without landmarks. cmt_weight, retrieves: as of `Question`.
     """
 
     layer: int

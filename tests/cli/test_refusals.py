@@ -108,6 +108,7 @@ output=taken task=status → taken/records/rows cannot be read (Not a directory)
 model=pretrained_landmark → model.name
 model=transformer eval.local=360 → keeps no memory between chunks
 eval.length=2048 eval.task=unique_blocks eval.local=1024 → eval.task=unique_blocks:
+model=pretrained model.name=x eval.length=4096 eval.local=240 eval.task=unique_blocks → has no more blocks to choose
 task=generate prompt=x generate.top_p=0 → generate.top_p=0.0: must be above 0
 task=generate prompt=x generate.temperature=-1 → generate.temperature=-1.0: must be at least 0
 model.kind=mamba → model.kind=mamba: must be one of transformer, landmark, transformer_xl

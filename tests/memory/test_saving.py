@@ -381,8 +381,8 @@ def test_a_file_of_before_keeps_its_meaning():
     saved = {"granularity": "per_token_and_group", "scorer": "mean_key", "first": 1, "window": 512, "mapping": "auto"}
     assert BlockCacheSettings.from_saved(saved) == BlockCacheSettings(k=4)
     assert BlockCacheSettings(k=4).saved() == saved
-    with pytest.raises(UserError, match="granularity=per_token: must be one of per_token_and_group, "):
-        BlockCacheSettings.from_saved(saved | {"granularity": "per_token"})
+    with pytest.raises(UserError, match="granularity=per_query: must be one of per_token_and_group, "):
+        BlockCacheSettings.from_saved(saved | {"granularity": "per_query"})
 
 
 @pytest.mark.parametrize("kind", [MemorySettings, BlockCacheSettings])

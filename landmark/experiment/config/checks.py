@@ -50,8 +50,6 @@ def _has_scorer(config: Config) -> bool:
 
 
 def _can_have_task(config: Config) -> bool:
-    if config.eval.task == UNIQUE_BLOCKS and config.model.as_is:
-        return False
     return config.model.kind == "landmark" or config.eval.task != UNIQUE_BLOCKS
 
 

@@ -37,17 +37,25 @@ def kept_tokens(config: Config) -> int | None:
     return None if config.memory.window is None else config.memory.sinks + config.memory.window
 
 
-def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
-    """The first token of a segment's penultimate chunk, whose retrievals are counted. length: of a segment. local: of a
-    chunk. Raises UserError if there are no blocks to retrieve before it.
+def penultimate_chunk_start(model: DecoderConfig, config: Config, length: int, local: int) -> int:
+    """The first position, landmarks included, of a segment's penultimate chunk, whose retrievals are counted.
+
+    length: of a segment. local: of a chunk. Raises UserError if there are no blocks to retrieve before it, or, without
+    landmarks, no more than k.
     """
-    start = (-(-length // local) - 2) * local
-    if k == 0 or model.block_size is None or start < model.block_size:
+    start, block, k = (-(-length // local) - 2) * local, model.block_size, config.retrieval.k
+    least, width, few = block or 0, (block or 0) + 1, "no blocks to retrieve"
+    if config.model.as_is and block is not None:
+        settings = memory_settings(config)
+        assert isinstance(settings, BlockCacheSettings)
+        window, few = -(-settings.window // block) * block, "no more blocks to choose from than are read"
+        least, width = max(window + (k + 1) * block, settings.dense or 0), block
+    if k == 0 or block is None or start < least:
         raise UserError(
             f"eval.task=unique_blocks: the last chunk but one of eval.length={length} tokens, "
-            f"eval.local={local} at a time, has no blocks to retrieve (retrieval.k={k})"
+            f"eval.local={local} at a time, has {few} (retrieval.k={k})"
         )
-    return start
+    return start // block * width + start % block
 
 
 def attention_size(

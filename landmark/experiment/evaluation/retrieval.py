@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from landmark.memory.retrievals import Retrieval
+from landmark.utils.errors import UserError
 
 CELLS = 64  # most cells of a map either way
 
@@ -23,16 +24,21 @@ class RetrievalStatistics:
 
     Each sample and layer gives one count: the union of the blocks that all queries (landmarks included) and heads
     retrieve. Each pair of key/value head and block is moved once for the chunk, 2·ℓ·d numbers; landmark keys are never
-    moved. position: first position of the chunk in the segment, landmarks included.
+    moved. position: first position of the chunk in the segment, landmarks included. length: its tokens.
     """
 
-    def __init__(self, position: int):
-        self.position = position
+    def __init__(self, position: int, length: int):
+        self.position, self._length = position, length
         self._counts: dict[int, Tensor] = {}  # of each layer: samples by their number of distinct blocks
         self._pairs: dict[int, int] = {}
         self._pair_bytes = self._heads = 0
 
     def __call__(self, retrieval: Retrieval) -> None:
+        if self.position < retrieval.position < self.position + self._length:
+            raise UserError(
+                f"eval.task=unique_blocks: the chunk at position {self.position} is read in another way from "
+                f"{retrieval.position} on: set another eval.length or eval.local"
+            )
         if retrieval.position != self.position:
             return
         layer, store = retrieval.layer, retrieval.store

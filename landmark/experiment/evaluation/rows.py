@@ -49,8 +49,8 @@ def evaluate(
     counted = SegmentLosses(settings.length)
     retrieval = None
     if settings.task == UNIQUE_BLOCKS:
-        start = penultimate_chunk_start(model.config, settings.length, measured.local, config.retrieval.k)
-        retrieval = RetrievalStatistics(start + start // (model.config.block_size or 1))
+        start = penultimate_chunk_start(model.config, config, settings.length, measured.local)
+        retrieval = RetrievalStatistics(start, measured.local)
     beginning = np.array(tokenizer.beginning, dtype=np.int64)
     for numbers in measured.batches([segment.length for segment in cut]):
         batch = [cut[number] for number in numbers]

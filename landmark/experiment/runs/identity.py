@@ -108,6 +108,8 @@ def _dtype(config: Config) -> dict[str, Any]:
 def _memory_identity(config: Config) -> dict[str, Any]:
     """How a landmark model reads: of a memory's settings those in `_ALWAYS`, and those that are not the default."""
     memory, settings = memory_settings(config), {}
+    if config.eval.task == UNIQUE_BLOCKS:
+        settings["retrieval_statistics"] = True
     if isinstance(memory, BlockCacheSettings):
         hidden = [item.name for item in fields(memory) if not item.metadata.get("in_identity", True)]
         saved = {name: value for name, value in memory.saved().items() if name not in hidden}
@@ -118,7 +120,7 @@ def _memory_identity(config: Config) -> dict[str, Any]:
         scorer = saved["scorer"] if isinstance(saved["scorer"], str) else str(saved["scorer"].get("name"))
         if "." in scorer:
             saved["module"] = module_sha256(scorer, "retrieval.scorer")
-        return {"k": memory.k, "blocks": None} | saved
+        return settings | {"k": memory.k, "blocks": None} | saved
     for item in fields(memory):
         value, said = getattr(memory, item.name), item.metadata
         other, values = said.get("needs", ("k", [memory.k]))
@@ -127,8 +129,6 @@ def _memory_identity(config: Config) -> dict[str, Any]:
             settings[said["key"].rpartition(".")[2]] = value
     if memory.scorer == "random" and config.seed and (config.run is not None or config.model.as_is):
         settings["seed"] = config.seed  # which the run's identity does not have
-    if config.eval.task == UNIQUE_BLOCKS:
-        settings["retrieval_statistics"] = True
     if config.cmt.enabled:
         settings["cmt_cutoff"] = memory.cutoff
     return settings

@@ -33,12 +33,13 @@ def check(config: Config) -> None:
     """Raise UserError, naming the key, where a setting of a row makes no sense: any of them. Loads no torch."""
     shape = decoder_config(config.model, cmt=config.cmt.enabled)
     checks.check(config)
-    settings = checks.resolve(config).eval
+    resolved = checks.resolve(config)
+    settings = resolved.eval
     local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if config.model.kind == "landmark":
         memory_settings(config)
     if settings.task == UNIQUE_BLOCKS:
-        penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)
+        penultimate_chunk_start(shape, resolved, settings.length, local)
 
 
 class Inputs:

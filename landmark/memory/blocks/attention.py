@@ -6,8 +6,8 @@ and all keys that a query reads share one softmax. Keys are rotated as the model
 The text is cut into blocks of ℓ tokens, and into groups of g queries. The queries of a group see the tokens of their
 group up to their own, and the w tokens before the group. The blocks before these are *far*: a query reads k of them. A
 group consists of tiles of τ queries, which choose together; with τ = 1 each query chooses alone. The G heads that share
-keys choose together, or with `alone` each for itself. So what a query reads depends on the text alone, not on the
-chunks in which it was read.
+keys choose together, or with `alone` each for itself, or with `together` all heads of a sample. So what a query reads
+depends on the text alone, not on the chunks in which it was read.
 For each tile:
 
 1. *First look*: the shares of the far blocks in a softmax over the scores of their summaries, which a scorer makes
@@ -51,7 +51,8 @@ class AttentionConfig:
     block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. sinks: of the k, so many are those that begin the text.
     tile: τ, which divides ℓ or is a multiple of it. scale,
     softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels. scorer: of the layer. gates: whether
-    chosen blocks weigh as its scores say. alone: whether each head chooses its own blocks, which is not for gates.
+    chosen blocks weigh as its scores say, to each query of each head as its own. alone: whether each head chooses its
+    own blocks. together: caches whose heads choose together, as those of a sample.
     """
 
     block_size: int
@@ -65,6 +66,7 @@ class AttentionConfig:
     scorer: BlockScorer = MeanKey()  # noqa: RUF009 (it is frozen)
     gates: bool = False
     alone: bool = False
+    together: int = 1
 
     @property
     def group(self) -> int:
@@ -147,8 +149,11 @@ def read_chosen(q: Tensor, text: Text, start: int, config: AttentionConfig) -> t
     return out[:, :, here], lse[:, :, here], chosen
 
 
-def blocks_of_queries(chosen: Tensor, start: int, length: int, config: AttentionConfig) -> Tensor:
-    """The blocks (C, T, k) that each query reads. chosen, start: as of `read_chosen`; length: T."""
+def blocks_of_queries(chosen: Tensor, start: int, q: Tensor, config: AttentionConfig) -> Tensor:
+    """The blocks (C, T, k) that each query reads, with `alone` (C·G, T, k). chosen, start, q: as of `read_chosen`."""
+    heads, length = q.shape[1:3]
+    if config.alone:
+        chosen = chosen.unflatten(1, (-1, heads)).transpose(1, 2).flatten(0, 1)
     before = start % config.group if chosen.shape[1] > 1 or config.tile > 1 else 0
     return chosen.repeat_interleave(config.tile, 1)[:, before : before + length]
 
@@ -197,14 +202,13 @@ def read_tiles(
         keys, values = (_copies(x, places, config) for x in (text.keys, text.values))
         if text.rotation is not None:
             keys = text.rotation(keys, _distances(chosen, _of_heads(far[part], choosing), config))
+        own, level = (x[:, part].unflatten(2, (choosing, -1)).flatten(1, 2) for x in (rows, local[1]))
         if gates is None:
-            keys, values = keys.flatten(2, 3), values.flatten(2, 3)
-            own, level = (x[:, part].unflatten(2, (choosing, -1)).flatten(1, 2) for x in (rows, local[1]))
             scoring = {"scale": config.scale, "softcap": config.softcap, "level": level}
-            found = attention_forward(own, keys, values, **scoring)
-            found = [x.unflatten(1, (-1, choosing)).flatten(2, 3) for x in found]
+            found = attention_forward(own, keys.flatten(2, 3), values.flatten(2, 3), **scoring)
         else:
-            found = read_gated(rows[:, part], keys, values, gates, config)
+            found = read_gated(own, keys, values, gates, config)
+        found = [x.unflatten(1, (-1, choosing)).flatten(2, 3) for x in found]
         parts.append((*found, chosen))
     out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
     return *merged((out, lse), local), chosen
@@ -256,7 +260,7 @@ def _choose(
 ) -> tuple[Tensor, Tensor | None]:
     """The blocks (C, n, k) that n tiles choose, in order where they are moved, and with `gates` theirs (C, n, G·τ, k).
 
-    With `alone` (C, n·G, k), of each head of a tile.
+    With `alone` (C, n·G, k), of each head of a tile, and (C, n·G, τ, k).
 
     q: (C, n, G·τ, d), of each tile. far: far blocks of each tile, more than k, or with gates at least one, in order.
     asks: (n, G·τ), bool, rows that choose; None: all do.
@@ -284,23 +288,29 @@ def _choose(
         seen = None if seen is None else seen.repeat_interleave(heads, 0)
         asks = None if asks is None else asks.unflatten(1, (heads, config.tile)).flatten(0, 1)
     shares = _shares(scores, seen, asks).amax(2)
+    if config.together > 1:
+        shares = shares.unflatten(0, (-1, config.together)).amax(1).repeat_interleave(config.together, 0)
     shares[..., : config.sinks].fill_(torch.inf)
     chosen = highest(shares, seen, config.k)
     chosen = chosen if text.rotation is None else chosen.sort(-1).values
     if not config.gates:
         return chosen, None
+    sets = chosen.shape[1] // len(far)  # that a tile chooses
+    behind_each = _of_heads(far, sets)
     if text.rotation is None:
         gates = scores.gather(-1, chosen[:, :, None].expand(-1, -1, scores.shape[2], -1))
     else:
-        caches, distances = torch.arange(len(q), device=q.device)[:, None], _distances(chosen, far, config)
+        caches, distances = torch.arange(len(q), device=q.device)[:, None], _distances(chosen, behind_each, config)
         found = []
-        for tile in range(len(far)):  # a gate is of the place where its block is read
-            own = summaries[caches, chosen[:, tile]]
-            own = config.scorer.moved(own, text.rotation, distances[:, tile])
-            found.append(scores_of(exact[:, tile : tile + 1], own))
+        for number in range(chosen.shape[1]):  # a gate is of the place where its block is read
+            own = summaries[caches, chosen[:, number]]
+            own = config.scorer.moved(own, text.rotation, distances[:, number])
+            of_tile = scores_of(exact[:, number // sets, None], own)
+            found.append(of_tile.unflatten(2, (sets, -1))[:, :, number % sets])
         gates = torch.cat(found, 1)
     if seen is not None:
-        gates = gates.masked_fill((chosen >= behind[:, None])[:, :, None], -torch.inf)
+        is_behind = chosen >= constant(behind_each, q.device)[:, None]
+        gates = gates.masked_fill(is_behind[:, :, None], -torch.inf)
     return chosen, gates.to(torch.promote_types(gates.dtype, torch.float32))
 
 

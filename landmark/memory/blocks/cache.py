@@ -56,7 +56,7 @@ DENSE = {"cpu": 6144}  # tokens up to which reading all keys was measured to be 
 DENSE_ELSEWHERE = 16384
 LOGITS = 512  # most tokens of a piece where many get logits, which take more memory than all else
 SIZE = "model.block_size"
-ALONE = "retrieval.granularity=per_token_and_head"
+GRANULARITY = "retrieval.granularity"
 FEW = 4  # most queries that a CPU reads one by one, so that guesses of an answer change no bit of it
 SPARE = 8  # for so many rows at least one more is made room for
 
@@ -157,7 +157,9 @@ class BlockCache:
             tier, folder: where keys and values lie, as of `Store`.
             observer: called with a `Retrieval` whenever a layer attends.
             scorer: what stands for a block, as of `scorer_of`. gates: whether chosen blocks weigh as it scores them.
-            granularity: "per_token_and_head": each head chooses alone, without kernels.
+            granularity: what chooses blocks together: the heads that share keys ("per_token_and_group"), none
+                ("per_token_and_head"), all heads ("per_token"), or the tokens of a block that are read in one chunk
+                ("per_head", each head alone; they look ahead). The first alone has kernels.
         """
         if block_size < 1 or k < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
             raise UserError(
@@ -174,8 +176,9 @@ class BlockCache:
             first,
             scorer=scorer_of(scorer),
             gates=gates,
-            alone=granularity == "per_token_and_head",
+            alone=granularity in ("per_token_and_head", "per_head"),
         )
+        self._granularity = granularity
         self.unrotated_layers = frozenset(unrotated_layers)
         self._mapping = mapping
         self._true_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
@@ -273,8 +276,11 @@ class BlockCache:
         """How the queries (B, H, T, d) of a chunk are read."""
         length, config = q.shape[2], self._of_layer(layer)
         config = replace(config, scale=scoring.scale_of(q.shape[3]), softcap=scoring.softcap)
-        if self._prefill and length > 1:
+        if length > 1 and (self._prefill or self._granularity == "per_head"):
             config = replace(config, tile=self.block_size)
+        if self._granularity == "per_token":
+            state = self.layers[layer]
+            config = replace(config, together=len(state.keys) // state.batch)
         if length > 1 and self._has_kernels(q) and q.dtype != torch.float32:
             from landmark.memory.blocks import prefill_kernels as kernels
 
@@ -299,7 +305,7 @@ class BlockCache:
             out, lse, *tiles = (read_chosen if is_far else read_all)(part, text, first, config)
             parts.append((out, lse))
             if self.observer is not None:
-                blocks = blocks_of_queries(tiles[0], first, stop - first, config) if tiles else None
+                blocks = blocks_of_queries(tiles[0], first, part, config) if tiles else None
                 self._observe(layer, part, text, first, config, lse, blocks)
         out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 2) for x in zip(*parts, strict=True))
         return out.reshape(q.shape), lse.reshape(q.shape[:3])
@@ -315,8 +321,10 @@ class BlockCache:
     def _has_kernels(self, q: Tensor) -> bool:
         """Whether kernels read queries such as q."""
         found = has_kernels(q, self.block_size)
-        if found and (self._config.gates or self._config.alone or not self._config.scorer.has_kernels):
-            own = ALONE if self._config.alone else f"retrieval.scorer={self._config.scorer.saved()}"
+        is_of_group = self._granularity == "per_token_and_group"
+        if found and (self._config.gates or not is_of_group or not self._config.scorer.has_kernels):
+            scorer = f"retrieval.scorer={self._config.scorer.saved()}"
+            own = scorer if is_of_group else f"{GRANULARITY}={self._granularity}"
             _tell_plain("retrieval.gates" if self._config.gates else own)
             return False
         return found
@@ -524,7 +532,14 @@ class BlockCache:
         return chosen
 
     def observe(self, local: int) -> int:
-        """Let all queries choose, also those that would read all keys; those of a block are read at a time."""
+        """Let all queries choose, also those that would read all keys; those of a block are read at a time. Raises
+        UserError where shares of attention are not known.
+        """
+        if self._config.gates:
+            raise UserError("retrieval.gates=true: shares of attention are those of one softmax, leave it out")
+        if self._config.alone:
+            own = f"{GRANULARITY}={self._granularity}"
+            raise UserError(f"{own}: blocks are shown where heads choose together, leave it out")
         self.dense = 0
         return self.block_size
 
@@ -615,8 +630,7 @@ class BlockCache:
             own = {name: "null" if x is None else x for name, x in scorer.items() if name != "file"}
             scorer = ", ".join(f"{name}: {x}" for name, x in own.items())
             scorer = str(own["name"]) if len(own) == 1 else f"{{{scorer}}}"
-        granularity = "per_token_and_head" if self._config.alone else "per_token_and_group"
-        read |= {"retrieval.granularity": granularity}
+        read |= {GRANULARITY: self._granularity}
         return read | {"retrieval.scorer": scorer, "retrieval.gates": self._config.gates}
 
     def _check_read(self, folder: Path, content: Mapping[str, Any], layers: Mapping[int, "_Layer"]) -> None:
@@ -646,23 +660,20 @@ class BlockCache:
         lse: Tensor,
         blocks: Tensor | None = None,
     ) -> None:
-        """Tell the observer which blocks each query of (C, G, T, d) reads, and their shares of its attention."""
+        """Tell the observer which blocks each query of (C, G, T, d) reads. Where all keys share a softmax and heads
+        choose together, also the blocks' shares of its attention.
+        """
         assert self.observer is not None
-        if config.gates:
-            raise UserError("retrieval.gates=true: shares of attention are those of one softmax, leave it out")
-        if config.alone:
-            raise UserError(f"{ALONE}: blocks are shown where heads choose together, leave it out")
-        batch, length = self.layers[layer].batch, q.shape[2]
-        added, is_read = (start + length) // self.block_size, None
+        batch, length, weights = self.layers[layer].batch, q.shape[2], None
+        last = config.far(start + length - 1)
         if blocks is None:  # all that are far
-            far = torch.tensor([config.far(start + query) for query in range(length)], device=q.device)
-            blocks = torch.arange(int(far.max()), device=q.device).expand(len(q), length, -1)
-            is_read = blocks < far[:, None]
-        weights, ages = shares_of_blocks(q, text, start, lse, blocks, config), added - blocks
-        if is_read is not None:
-            weights, ages = weights * is_read[:, None], ages * is_read
-        ages, weights = ages.unflatten(0, (batch, -1)), weights.unflatten(0, (batch, -1)).flatten(1, 2)
-        stored = Stored(added, len(q) // batch, 2 * self.block_size * q.shape[3] * q.element_size())
+            blocks = torch.arange(last, device=q.device).expand(len(q), length, -1)
+        is_read = blocks < torch.tensor([[config.far(start + query)] for query in range(length)], device=q.device)
+        if not config.gates and not config.alone:
+            weights = shares_of_blocks(q, text, start, lse, blocks, config) * is_read[:, None]
+            weights = weights.unflatten(0, (batch, -1)).flatten(1, 2)
+        ages = ((last - blocks) * is_read).unflatten(0, (batch, -1))
+        stored = Stored(last, len(q) // batch, 2 * self.block_size * q.shape[3] * q.element_size())
         self.observer(Retrieval(layer, start, stored, ages, weights))
 
 

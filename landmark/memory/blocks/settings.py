@@ -31,8 +31,9 @@ class BlockCacheSettings(Settings):
     granularity: str = setting(
         "per_token_and_group",
         key="retrieval.granularity",
-        choices=("per_token_and_group", "per_token_and_head"),
-        about="whether heads that share keys choose blocks together, or each alone",
+        choices=("per_token_and_group", "per_token_and_head", "per_token", "per_head"),
+        about="queries and heads that choose blocks together: heads that share keys, none, all heads, or (`per_head`) "
+        "the tokens of a block, which then look ahead",
     )
     scorer: Any = setting(
         "mean_key",
@@ -62,11 +63,7 @@ class BlockCacheSettings(Settings):
     )
 
     def _rules(self) -> list[tuple[str, Any, str]]:
-        alone = self.granularity == "per_token_and_head"
-        return [
-            ("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part"),
-            ("gates", self.gates and alone, f"weigh blocks of a group, not with {self.shown('granularity')}"),
-        ]
+        return [("first", self.first > self.k, f"is more than retrieval.k={self.k}, of which they are a part")]
 
     def saved(self) -> dict[str, Any]:
         """As files have them, for `from_saved`."""

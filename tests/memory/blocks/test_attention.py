@@ -1,11 +1,13 @@
 """Attention to chosen blocks of a flat cache, query by query and key by key in float64, and its kernels interpreted."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
 from landmark.attention import Scoring, Sinks
+from landmark.experiment.evaluation.retrieval import RetrievalStatistics
 from landmark.memory.blocks.attention import (
     AttentionConfig,
     Text,
@@ -19,6 +21,7 @@ from landmark.memory.blocks.attention import (
 from landmark.memory.blocks.cache import BlockCache, rotate_by
 from landmark.memory.blocks.prefill_kernels import read_tiles
 from landmark.memory.blocks.scorers.mean_key import Scorer as MeanKey
+from landmark.utils.errors import UserError
 from tests.memory.blocks.best import Scorer as Best
 from tests.pairs import all_pairs, name_of
 from tests.tape import Tape
@@ -40,11 +43,24 @@ READINGS = {
     "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
 }
 SIZES = ("window", "k", "sinks", "tile", "softcap")
-MORE = (*SIZES, "scorer", "gates")
+MORE = (*SIZES, "scorer", "gates", "alone", "together")
 SCORERS = {MeanKey(): lambda keys: keys.mean(0, keepdim=True), Best(): lambda keys: keys}  # and keys that it scores by
 SHAPES = all_pairs(
-    {**READINGS, "softcap": [None, 1.5], "rotation": [None, turned], "scorer": [*SCORERS], "gates": [False, True]}
+    {
+        **READINGS,
+        "softcap": [None, 1.5],
+        "rotation": [None, turned],
+        "scorer": [*SCORERS],
+        "gates": [False, True],
+        "alone": [False, True],
+        "together": [1, CACHES],
+    },
+    lambda case: case["together"] == 1 or not case["alone"],
 )
+SHAPES += [  # in which the first tiles have fewer blocks than are read
+    SHAPES[0] | {"window": 0, "tile": tile, "place": (0, 12), "rotation": rotation, "alone": alone}
+    for tile, rotation, alone in [(1, None, False), (4, None, True), (1, turned, True)]
+]
 OF_KERNELS = all_pairs(
     {
         **READINGS,
@@ -70,7 +86,7 @@ def make(config, place, dtype=torch.float64):
 
 
 def by_hand(q, text, start, config):
-    """Output, log-sum-exp and blocks of each query."""
+    """Output, log-sum-exp and blocks (C, T, k), or (C·G, T, k), of each query."""
     size, moved = config.block_size, text.rotation or (lambda keys, _: keys)
 
     def scores(queries, keys):
@@ -87,35 +103,43 @@ def by_hand(q, text, start, config):
         found = torch.stack(logs, -1).softmax(-1).amax(0)
         return [float("inf") if n < config.sinks else share for n, share in zip(numbers, found.tolist(), strict=True)]
 
-    def best(numbers, found, count):
-        return [n for _, n in sorted(zip(found, numbers, strict=True), reverse=True)[:count]]
+    def best(cache, head, query):
+        """The blocks that this query reads, with the queries, heads and caches with which it chooses."""
+        position = start + query
+        tile = range(position // config.tile * config.tile, position // config.tile * config.tile + config.tile)
+        own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
+        heads = [head] if config.alone else range(q.shape[1])
+        numbers = range(far := config.far(position))
+        found = [
+            shares(each, q[each, heads][:, own].flatten(0, 1), far, numbers, SCORERS[config.scorer])
+            for each in (range(len(q)) if config.together > 1 else [cache])
+        ]
+        found = [max(each) for each in zip(*found, strict=True)]
+        return sorted(n for _, n in sorted(zip(found, numbers, strict=True), reverse=True)[: config.k])
 
     out, lse, chosen = torch.empty_like(q), q.new_empty(q.shape[:3]), []
     most = config.far(start + q.shape[2] - 1)  # with gates earlier tiles may have fewer blocks than are read
-    for cache in range(len(q)):
+    for cache, head in itertools.product(range(len(q)), range(q.shape[1])):
         for query in range(q.shape[2]):
-            position = start + query
-            tile = range(position // config.tile * config.tile, position // config.tile * config.tile + config.tile)
-            own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
-            rows, far = q[cache][:, own].flatten(0, 1), config.far(position)
-            numbers = list(range(far))
-            found = shares(cache, rows, far, numbers, SCORERS[config.scorer])
-            numbers = sorted(best(numbers, found, config.k))
+            position, far = start + query, config.far(start + query)
+            numbers = best(cache, head, query)
             near = slice(position // config.group * config.group - config.window, position + 1)
-            found = scores(q[cache, :, query], text.keys[cache, near])
+            own = q[cache, head, query]
+            found = scores(own, text.keys[cache, near])
             outs, levels = [found.softmax(-1) @ text.values[cache, near]], [found.logsumexp(-1)]
             for place, number in enumerate(numbers):
                 age = far - number
                 keys = block(cache, number, age - (len(numbers) - place) - (age > config.k))
-                found = scores(q[cache, :, query], keys)
-                gate = scores(q[cache, :, query], SCORERS[config.scorer](keys)) if config.gates else found
+                found = scores(own, keys)
+                gate = scores(own, SCORERS[config.scorer](keys)) if config.gates else found
                 outs.append(found.softmax(-1) @ text.values[cache, number * size : (number + 1) * size])
                 levels.append(gate.logsumexp(-1))
             levels = torch.stack(levels, -1)
-            out[cache, :, query] = (levels.softmax(-1)[..., None] * torch.stack(outs, -2)).sum(-2)
-            lse[cache, :, query] = levels.logsumexp(-1)
+            out[cache, head, query] = (levels.softmax(-1)[..., None] * torch.stack(outs, -2)).sum(-2)
+            lse[cache, head, query] = levels.logsumexp(-1)
             chosen.append(numbers + [0] * (min(config.k, most) - len(numbers)))
-    return out, lse, torch.tensor(chosen).view(len(q), q.shape[2], -1)
+    chosen = torch.tensor(chosen).view(*q.shape[:3], -1)
+    return out, lse, chosen.flatten(0, 1) if config.alone else chosen[:, 0]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
@@ -127,35 +151,48 @@ def test_queries_read_what_they_choose(shape):
     expected = by_hand(q, text, start, config)
     found = read_chosen(q, text, start, config)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
-    blocks = blocks_of_queries(found[2], start, q.shape[2], config)
+    blocks = blocks_of_queries(found[2], start, q, config)
     if not config.gates:
         assert torch.equal(blocks.sort(-1).values, expected[2])
+    if config.alone:
+        return
     shares = shares_of_blocks(q, text, start, found[1], blocks, config)
     assert config.gates or (shares.sum(-1) < 1).all()
     assert (shares > 0).all()
 
 
-@pytest.mark.parametrize(
-    "shape", all_pairs({**READINGS, "rotation": [None, turned], "scorer": [*SCORERS]}), ids=name_of
-)
-def test_a_head_that_chooses_alone_reads_as_if_no_other_shared_its_keys(shape):
-    config = AttentionConfig(4, scale=0.4, **{name: shape[name] for name in MORE if name in shape})
-    q, text, start = make(config, shape["place"])
-    if shape["rotation"] is not None:
-        text = text._replace(rotation=turned, rotated=rotated_summaries(text.summaries, 0, turned, config))
-    found = read_chosen(q, text, start, replace(config, alone=True))
-    each = text._replace(
-        **{
-            name: x.repeat_interleave(HEADS, 0)
-            for name in ("keys", "values", "summaries", "rotated")
-            if (x := getattr(text, name)) is not None
-        }
-    )
-    expected = read_chosen(q.flatten(0, 1)[:, None], each, start, config)
-    for ours, other in zip(found[:2], expected[:2], strict=True):
-        torch.testing.assert_close(ours.flatten(0, 1), other[:, 0], rtol=0, atol=1e-12)
-    chosen = found[2].unflatten(1, (-1, HEADS)).transpose(1, 2).flatten(0, 1)
-    assert torch.equal(chosen.sort(-1).values, expected[2].sort(-1).values)
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize("granularity", ["per_token_and_group", "per_token_and_head", "per_token", "per_head"])
+def test_an_observer_counts_the_distinct_blocks_of_a_chunk(granularity, gates):
+    """As loops do over the blocks that each query reads, with the paper's scores; of two samples."""
+    alone, size = granularity in ("per_token_and_head", "per_head"), 4
+    config = AttentionConfig(size, 8, 3, 1, 4 if granularity == "per_head" else 1, gates=gates, alone=alone)
+    config = replace(config, scale=0.4, together=CACHES if granularity == "per_token" else 1)
+    start, length, counts, pairs = 48, 13, [0] * (config.far(60) + 1), 0
+    seen = RetrievalStatistics(start, length)
+    memory = BlockCache(size, 3, window=8, first=1, dense=0, gates=gates, granularity=granularity, observer=seen)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 64, DIM, generator=draw).double() for heads in (6, 2, 2))
+    for stop in (start, start + length, 64):
+        memory.attend(0, *(x[:, :, memory.position : stop] for x in (q, k, v)), Scoring(0.4))
+        memory.commit()
+    for sample in range(2):
+        keys, values = k[sample], v[sample]
+        text = Text(keys, values, keys.unflatten(1, (-1, size)).mean(2, keepdim=True))
+        blocks = by_hand(q[sample, :, start : start + length].unflatten(0, (2, 3)), text, start, config)[2]
+        read = blocks.unflatten(0, (2, -1)).flatten(1)  # of each cache
+        counts[len(read.unique())] += 1
+        pairs += sum(len(each.unique()) for each in read)
+    found = seen.summary()
+    assert (found["samples"], found["blocks_cached"]) == (2, config.far(60))
+    assert found["layers"] == [{"distinct_blocks": counts, "bytes_moved": pairs / 2 * 2 * size * DIM * 8}]
+
+
+def test_a_chunk_that_is_read_in_two_ways_is_not_counted():
+    given = {"observer": RetrievalStatistics(0, 60), "frequencies": torch.tensor([1.0]), "positions": 52}
+    x = torch.randn(1, 1, 60, 8)
+    with pytest.raises(UserError, match="the chunk at position 0 is read in another way from 24 on"):
+        BlockCache(4, 3, window=8, dense=0, **given).attend(0, x, x, x, Scoring())
 
 
 @pytest.mark.parametrize("window", [0, 8])
@@ -199,7 +236,7 @@ def test_kernels(shape):
         found = read_chosen(q, text, start, replace(config, tiles_by=read_tiles))
     finally:
         torch.use_deterministic_algorithms(False)
-    ours, theirs = (blocks_of_queries(x[2], start, q.shape[2], config).sort(-1).values for x in (found, expected))
+    ours, theirs = (blocks_of_queries(x[2], start, q, config).sort(-1).values for x in (found, expected))
     same = (ours == theirs).all(-1)[:, None].expand(found[1].shape)
     assert same.float().mean() > 0.98  # a near tie may fall to either side
     bound = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]

@@ -78,11 +78,21 @@ def test_vectors_and_scores(softcap):
     torch.testing.assert_close(layer.score(queries[:, 0], summaries, softcap), found[:, 0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("gates", [False, True])
-def test_a_text_is_read_alike_however_it_is_cut_and_where_its_memory_was_saved(tmp_path, gates):
+ANYWHERE, BETWEEN_BLOCKS = (1, 2, 12, 35, 36, 58, 59), (5, 10, 35, 45, 60, 65)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "gates", "stops"),
+    [
+        ("per_token_and_group", False, ANYWHERE),
+        *((granularity, True, ANYWHERE) for granularity in ("per_token_and_group", "per_token_and_head", "per_token")),
+        ("per_head", True, BETWEEN_BLOCKS),
+    ],
+)
+def test_a_text_is_read_alike_however_it_is_cut_and_where_its_memory_was_saved(tmp_path, granularity, gates, stops):
     landmarks().save(file := tmp_path / "l.safetensors")
     settings = {"window": 5, "dense": 0, "scorer": {"name": "landmarks", "file": str(file)}, "gates": gates}
-    settings |= {"positions": 40, "frequencies": FREQUENCIES}
+    settings |= {"positions": 40, "frequencies": FREQUENCIES, "granularity": granularity}
 
     def new():
         return BlockCache(SIZE, 3, **settings)
@@ -99,12 +109,13 @@ def test_a_text_is_read_alike_however_it_is_cut_and_where_its_memory_was_saved(t
         return torch.cat(out, 2)
 
     whole = read(new(), 83)
-    pieces = read(memory := new(), 1, 2, 12, 35, 36, 58)
-    torch.testing.assert_close(pieces, whole[:, :, :58], rtol=0, atol=1e-12)
+    *before, saved, after = stops
+    pieces = read(memory := new(), *before, saved)
+    torch.testing.assert_close(pieces, whole[:, :, :saved], rtol=0, atol=1e-12)
     memory.save(tmp_path / "memory")
     (loaded := new()).load(tmp_path / "memory")
-    for each in (memory, loaded, memory.beginning(58, {})):
-        torch.testing.assert_close(read(each, 59, 83), whole[:, :, 58:], rtol=0, atol=1e-12)
+    for each in (memory, loaded, memory.beginning(saved, {})):
+        torch.testing.assert_close(read(each, after, 83), whole[:, :, saved:], rtol=0, atol=1e-12)
     mean = BlockCache(SIZE, 3, **settings | {"scorer": "mean_key"})
     assert (read(mean, 83) - whole).abs().max() > 1e-3
 

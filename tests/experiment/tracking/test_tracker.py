@@ -108,6 +108,7 @@ def test_variables_of_wandb_act_and_malformed_ones_are_a_line_each(
     for name, value in malformed.items():
         assert caplog.text.count(f"{name}={value} is malformed") == 1
     assert caplog.text.count("WANDB_RESUME has no effect") == 1
+    assert "cannot be reached" not in caplog.text  # it is not asked: a malformed address is not W&B's own
     said = (
         f"W&B: offline in {tmp_path}/elsewhere/wandb, `wandb sync {tmp_path}/elsewhere/wandb/offline-run-*` uploads it"
     )

@@ -7,15 +7,22 @@ WORKERS = $(shell $(BIN)/python -c "import os; print(min(8, 3 * os.cpu_count() /
 .PHONY: quickstart benchmark test lint docs clean
 
 # The environment is made again whenever the list of dependencies changes: .core has what the program needs, .installed
-# also what its extras and tests need.
+# also what its extras and tests need, .compiled the bytecode of all that.
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing PyTorch and other dependencies into $(VENV), which takes minutes"
 	$(BIN)/python -m pip install --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing PyTorch and all other dependencies into $(VENV), which takes minutes"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	touch $(VENV)/.core $@
+
+# Some packages have files that are no Python of this version; what is not compiled here is when it is imported.
+$(VENV)/.compiled: $(VENV)/.installed
+	$(BIN)/python -m compileall -q $(VENV)/lib landmark tests >/dev/null || true
 	touch $@
 
 quickstart: $(VENV)/.core
@@ -33,9 +40,9 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# The linters are one process each, so that two cores share them.
+# The linters are one process each: beside them another core makes the site and compiles what the tests import.
 test: $(VENV)/.installed
-	$(MAKE) --jobs=2 lint docs
+	$(MAKE) --jobs=2 lint docs $(VENV)/.compiled
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -rfEs
 
 # Runs, records and corpora in outputs/ are results, which no target deletes.

@@ -26,6 +26,11 @@ from tests.cli.shell import Here
 from tests.configurations import compose_conf, row_record
 from tests.workplace import Workplace, write_books
 
+LONGEST = (  # of which each takes a minute or more; the pages are waited for
+    *("serving/test_page.py", "tests/test_experiments.py", "tests/test_docs.py", "attacks/test_histories.py"),
+    *("benchmarks/test_benchmarks.py", "tracking/test_tracker.py", "cli/test_launchers.py"),
+)
+
 gc.set_threshold(50_000, 50)  # to look through all modules for what is no longer used takes a tenth of the time
 settings.register_profile("no deadlines", deadline=None)  # an example may be slow where other work shares the cores
 settings.load_profile("no deadlines")
@@ -34,6 +39,11 @@ settings.load_profile("no deadlines")
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more process than cores: some tests wait for others."""
     return cores() + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no process works alone at the end."""
+    items.sort(key=lambda item: "/".join(item.path.parts[-2:]) not in LONGEST)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ PRELOADED = [
     "landmark.cli.main",
     "landmark.memory",
     "torch.distributed.tensor",
+    "wandb.sdk.launch",  # which every run of W&B imports
 ]
 
 

@@ -67,7 +67,8 @@ def small(words: list[str]) -> list[str]:
     if values == {"task": "status"}:  # of all launches
         return [program, *given]
     if values.get("model") == "pretrained":
-        return [program, *given, "trainer=cpu", *([] if "generate.tokens" in values else ["generate.tokens=2"])]
+        less = ["teach.steps=2", "teach.length=256"] if values.get("task") == "teach" else ["generate.tokens=2"]
+        return [program, *given, "trainer=cpu", *(word for word in less if word.partition("=")[0] not in values)]
     rows, few = {}, []
     if (CONF / "experiment" / f"{values.get('experiment')}.yaml").exists():
         config = to_config(compose_conf([f"+experiment={values['experiment']}"]))

@@ -85,6 +85,8 @@ def of_transformers(experiment, output):
     given = [f"+experiment={experiment}", *tiny, f"model.name={folder}", f"output={output}"]
     if experiment == "table1_pretrained":
         return [*given, *TEXT, "train.length=100"]
+    if experiment == "equal_keys":
+        given += ["eval.length=2048"]
     amount = {"pretrained_passkey": ["eval.generated=1"], "pretrained_tuned": TEXT[:2]}.get(experiment, TEXT)
     given = _free([*given, *amount, "eval.prompts=1"], to_config(compose_few([*given, *amount])))
     if experiment == "pretrained_taught":

@@ -1,6 +1,7 @@
 """The wheel: built, installed where the source tree is out of sight, and used as a command."""
 
 import heapq
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,16 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+def run_together(installed: Path, folder: Path, *commands: list[str]) -> list[dict[str, Any]]:
+    """What the installed program says to several commands, in one process: most of one's time is imports."""
+    program = str(installed / "landmark")
+    (folder / "commands.json").write_text(json.dumps([[program, *words] for words in commands]))
+    driver = ["env", f"PYTHONPATH={folder}", str(installed / "python"), str(ROOT / "tests" / "run_commands.py")]
+    done = run([*driver, "commands.json", "results.json"], folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "results.json").read_text())
+
+
 def test_the_wheel_has_every_file_once_and_its_metadata_are_whole_and_of_one_version(wheel):
     packed = zipfile.ZipFile(wheel).namelist()
     assert len(set(packed)) == len(packed)
@@ -74,16 +86,16 @@ def test_the_quickstart_works_in_any_folder_and_its_run_reads_a_text(installed, 
     words = ["+experiment=quickstart", *SMALL, "data.max_documents=6", "eval.tokens=8192", "eval.prompts=1"]
     done = run([str(installed / "landmark"), *words], tmp_path)
     assert done.returncode == 0, done.stderr
-    planned = run([str(installed / "landmark"), *words, "train.steps=3", "task=plan"], tmp_path)
-    assert re.search(r"^on a cluster: landmark -m .*\+experiment=quickstart", planned.stdout, re.M), planned.stderr
     (picture,) = re.findall(r"^picture: file://(\S+)$", done.stdout, re.MULTILINE)
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
     (folder,) = tmp_path.glob("outputs/runs/landmark-*")
     tasks = {"task=generate prompt=def": "", f"task=inspect prompt_file={heapq.__file__}": "inspect/heapq-landmark-"}
-    for words, said in tasks.items():
-        tried = run([str(installed / "landmark"), *words.split(), f"run={folder.name}", "logger=csv"], tmp_path)
-        assert tried.returncode == 0, tried.stderr
-        assert said in tried.stdout
+    commands = [[*task.split(), f"run={folder.name}", "logger=csv"] for task in tasks]
+    planned, *tried = run_together(installed, tmp_path, [*words, "train.steps=3", "task=plan"], *commands)
+    assert re.search(r"^on a cluster: landmark -m .*\+experiment=quickstart", planned["said"], re.M), planned
+    for each, said in zip(tried, tasks.values(), strict=True):
+        assert each["code"] == 0, each
+        assert said in each["said"]
 
 
 def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_path):
@@ -95,12 +107,15 @@ def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_pa
         write_files(page, tmp_path)
     tiny = [*SMALL, *("data=notes", "data.path=notes", "tokenizer=bytes", "size=nano")]
     tiny += ["eval.tokens=4096", "eval.length=512"]
-    start = ["env", f"PYTHONPATH={tmp_path}", str(installed / "landmark"), "--config-dir", "mine/conf"]
-    made = run([*start, "model=gated", *tiny], tmp_path)
-    assert "[1/1] single: perplexity " in made.stdout, made.stderr
+    own = ["--config-dir", "mine/conf"]
+    made, said, planned = run_together(
+        installed,
+        tmp_path,
+        [*own, "model=gated", *tiny],
+        [*own, "model=gated", "task=generate", "run=latest", "prompt=Note", "generate.tokens=2", "trainer=cpu"],
+        [*own, "+experiment=block_sizes", *tiny[:-1], "task=plan"],
+    )
+    assert "[1/1] single: perplexity " in made["said"], made
     assert list(tmp_path.glob("outputs/runs/mine.gated-landmark-mine.notes-nano-*/model.safetensors"))
-    words = ["task=generate", "run=latest", "prompt=Note", "generate.tokens=2", "trainer=cpu"]
-    said = run([*start, "model=gated", *words], tmp_path)
-    assert "2 generated" in said.stderr, said.stderr
-    planned = run([*start, "+experiment=block_sizes", *tiny[:-1], "task=plan"], tmp_path)
-    assert "row block25_2048" in planned.stdout, planned.stderr
+    assert "2 generated" in said["messages"], said
+    assert "row block25_2048" in planned["said"], planned

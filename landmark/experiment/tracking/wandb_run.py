@@ -108,8 +108,9 @@ def open_run(config: Config, identity: str, *, job_type: str, name: str | None =
     }
     if not is_sweep_agent():
         settings |= {"project": project(config.logger), "id": identity}
+    chosen = mode(config.logger)  # by the variables that are malformed too
     with _fit_environment():
-        begun = _begin(config, settings)
+        begun = _begin(config, chosen, settings)
     run, code = TolerantRun(begun), 1
     try:
         yield run
@@ -137,14 +138,13 @@ def _fit_environment() -> Iterator[None]:
         os.environ.update(unfit)
 
 
-def _begin(config: Config, settings: dict[str, Any]) -> "Run":
-    """A run of W&B; where that fails, one in local files; where that fails too, one that logs nothing."""
+def _begin(config: Config, chosen: Any, settings: dict[str, Any]) -> "Run":
+    """A run of W&B in the chosen mode; where that fails, one in local files; where that too, one that logs nothing."""
     import wandb
 
     global _unreachable
-    chosen: Any = "offline" if _unreachable else mode(config.logger)
     folder = place(config).parent
-    for attempt in dict.fromkeys((chosen, "offline")):
+    for attempt in dict.fromkeys(("offline" if _unreachable else chosen, "offline")):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             run = wandb.init(

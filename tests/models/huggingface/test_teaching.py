@@ -109,8 +109,8 @@ def test_a_teaching_that_was_stopped_goes_on_to_the_same_numbers(tmp_path):
 
 def test_each_seed_needs_a_file_and_none_is_taught_twice(tmp_path):
     def refused(file, text):
-        words = ["task=teach", "model=pretrained", "model.name=x", "model.block_size=6", f"model.landmarks={file}"]
-        words = [*words, "seeds=[0,1]"]
+        words = ["task=teach", "model=pretrained", f"model.name={tmp_path}", "model.block_size=6", "seeds=[0,1]"]
+        words = [*words, f"model.landmarks={file}"]
         with pytest.raises(UserError, match=text):
             teach(Command.of(to_config(compose_conf(words)), words, compose_conf))
 
@@ -119,7 +119,7 @@ def test_each_seed_needs_a_file_and_none_is_taught_twice(tmp_path):
         (tmp_path / f"all-{seed}").touch()
     refused(tmp_path / "all-${seed}", "exists already")
     (tmp_path / ".all-1.teaching").touch()  # as one leaves it that was killed before its end
-    refused(tmp_path / "all-${seed}", "file=x: holds no tokenizer")  # it goes on
+    refused(tmp_path / "all-${seed}", f"file={tmp_path}: holds no tokenizer")  # it goes on
 
 
 def test_windows_repeat_spans_and_numbers():

@@ -239,7 +239,7 @@ def chunks(dtype: torch.dtype, dim: int, scale: Scale) -> Iterator[Line]:
                 text = text._replace(rotation=turned, rotated=placed, factors=factors)
             reading = replace(config, tiles_by=read_tiles if by_kernels else None)
             out, lse, chosen = read_chosen(q.to(kind), text, start, reading)
-            return out, lse, blocks_of_queries(chosen, start, length, reading).sort(-1).values
+            return out, lse, blocks_of_queries(chosen, start, q, reading).sort(-1).values
 
         found = {key: read(*key) for key in ((True, dtype), (False, dtype), (False, torch.float64))}
         exact = found[False, torch.float64][2]

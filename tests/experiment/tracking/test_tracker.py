@@ -95,12 +95,14 @@ VARIABLES = {
 
 
 def test_variables_of_wandb_act_and_malformed_ones_are_a_line_each(
-    configure, make_record, tmp_path, monkeypatch, caplog
+    configure, make_record, tmp_path, monkeypatch, caplog, request
 ):
     malformed = {"WANDB_BASE_URL": "localhost:8080", "WANDB_MODE": "bogus", "WANDB_RUN_ID": "a/b"}
     others = {"WANDB_DIR": str(tmp_path / "elsewhere"), "WANDB_RESUME": "must"}
     for name, value in {**KEY, **VARIABLES, **malformed, **others}.items():
         monkeypatch.setenv(name, value)
+    wandb.teardown()  # W&B reads its variables once in a process
+    request.addfinalizer(wandb.teardown)
     config = configure(f"output={tmp_path}", "logger=wandb")
     with caplog.at_level("INFO"):
         for seed in (0, 1):

@@ -36,7 +36,8 @@ KEY, LOGIN = {"WANDB_API_KEY": "x" * 40}, "machine {} login user password x\n"
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+    own = "WANDB_SERVICE"  # W&B sets it while its process runs, and deletes it
+    for name in [name for name in os.environ if name.startswith("WANDB_") and name != own]:
         monkeypatch.delenv(name)
     wandb_run._is_fit.cache_clear()
     monkeypatch.setattr(wandb_run, "_has_told", False)

@@ -8,14 +8,12 @@ WORKERS = $(shell $(BIN)/python -c "import os; print(min(8, 3 * os.cpu_count() /
 
 # The environment is made again whenever the list of dependencies changes: .core has what the program needs, .installed
 # also what its extras and tests need, .compiled the bytecode of all that.
-$(VENV)/.core: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing PyTorch and other dependencies into $(VENV), which takes minutes"
 	$(BIN)/python -m pip install --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing PyTorch and all other dependencies into $(VENV), which takes minutes"
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(VENV)/.core $@
@@ -24,6 +22,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.compiled: $(VENV)/.installed
 	$(BIN)/python -m compileall -q $(VENV)/lib landmark tests >/dev/null || true
 	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
 
 quickstart: $(VENV)/.core
 	$(BIN)/python run.py +experiment=quickstart

@@ -99,15 +99,20 @@ def _weighted(base: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tu
     return (weights @ v / total.clamp_min(torch.finfo(total.dtype).tiny)).to(q.dtype), total
 
 
+def has_products(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `window_attention` computes what such queries, keys and values give."""
+    if q.shape[2] < FEW_ROWS or {x.dtype for x in (q, k, v)} != {torch.bfloat16} or v.shape[3] != q.shape[3]:
+        return False
+    return has_units(q.device.type)
+
+
 def window_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float) -> Tensor | None:
     """Attention (B, H, T, d) of each query to its last `window` keys, its own the last; None: not by products.
 
     q: (B, H, T, d), of the last T of the keys. k, v: (B, H_kv, S, d). Without a gradient.
     """
     (_, heads, length, dim), before, parts = q.shape, k.shape[2] - q.shape[2], []
-    if length < FEW_ROWS or {x.dtype for x in (q, k, v)} != {torch.bfloat16} or v.shape[3] != dim:
-        return None
-    if not has_units(q.device.type):
+    if not has_products(q, k, v):
         return None
     grouped = q.reshape(-1, heads // k.shape[1], length, dim)
     for first in range(0, length, PART):

@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from landmark.attention import Grouped, Packed, Scoring, Sinks, Window, has_kernel, landmark_attention, place_phase
 from landmark.attention.layout import as_autocast, without_autocast
-from landmark.attention.plain import window_attention
+from landmark.attention.plain import has_products, window_attention
 from landmark.utils.errors import UserError
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
@@ -129,8 +129,8 @@ def _text_in_window(
     """What a layer with a sliding window returns of a cache's chunk with landmarks: the text as if there were none, and
     the few landmarks by what they have `seen`; None: not faster.
     """
-    if (text := landmarks.text_of_chunk) is None:
-        return None
+    if (text := landmarks.text_of_chunk) is None or not has_products(query, key, value):
+        return None  # nothing is copied
     text, before = text.to(query.device), key.shape[2] - query.shape[2]
     at = torch.cat([torch.arange(before, device=query.device), before + text])
     own = _in_window(landmarks, query[:, :, text], key[:, :, at], value[:, :, at], **kwargs)

@@ -282,12 +282,12 @@ class LandmarkCache(Cache):
             return None
         if self._chunk.seen is None:
             assert self._slides is not None
-            device, read, width = text.device, self.memory.tokens_read, self._block_size + 1
-            stream = torch.arange(self.memory.position, self.memory.position + queries, device=device)
-            before = torch.arange(read - keys + queries, read, device=device)
-            positions = torch.cat([before, text_positions(stream, width)])
-            landmarks = torch.cat([torch.zeros_like(before, dtype=torch.bool), stream % width == width - 1])
-            self._chunk.seen = Stream(positions[None], landmarks[None]).seen(queries, self._slides)
+            phase = torch.full((1,), self.memory.position % (self._block_size + 1), device=text.device)
+            own = Stream.of_windows(phase, queries, self._block_size, None)
+            before = torch.arange(queries - keys, 0, device=text.device)[None]
+            positions = self.memory.tokens_read + torch.cat([before, own.positions], 1)
+            landmarks = torch.cat([torch.zeros_like(before, dtype=torch.bool), own.landmarks], 1)
+            self._chunk.seen = Stream(positions, landmarks).seen(queries, self._slides)
         return self._chunk.seen
 
     @property

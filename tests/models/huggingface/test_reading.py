@@ -109,6 +109,7 @@ def test_a_window_of_the_text_alone_is_what_its_mask_says(ids, tokenizer, monkey
         return ((q @ k.mT * scale).masked_fill((distance < 0) | (distance >= window), -torch.inf)).softmax(-1) @ v
 
     monkeypatch.setattr(attention, "window_attention", in_window)
+    monkeypatch.setattr(attention, "has_products", lambda q, k, v: True)
     torch.testing.assert_close(read(wrapped, ids, parts=13), expected, rtol=0, atol=1e-10)
     assert calls == [9, 4, 9, 4, 4]
 
